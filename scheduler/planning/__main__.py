@@ -16,7 +16,7 @@ with quiet_start():
 
     from scheduler.planning.picture import picture
     from scheduler.planning.plan import Plan, document, read_plan
-    from scheduler.planning.planner import again, plan_of
+    from scheduler.planning.planner import again, cut_as, plan_of, played
     from scheduler.planning.pool import PeerPool, read_pool
     from scheduler.planning.search import EFFORT, Search
     from scheduler.planning.table import lines
@@ -72,8 +72,8 @@ def plan(
     _warn_of_age(pool)
     before = _plan_to_compare(compare, spec)
     search = Search(pool, spec, seed=seed, effort=effort, by_price=by == "price")
-    is_stopped = _run(search)
-    chosen, resolved = plan_of(search), search.found[0].spec
+    chosen, is_stopped = _run(search)
+    resolved = cut_as(pool, spec, chosen)
     if output == "json":
         print(json.dumps(document(chosen, spec.name), indent=2))
     else:
@@ -86,22 +86,30 @@ def plan(
         raise typer.Exit(INTERRUPTED)
 
 
-def _run(search: Search) -> bool:
-    """Search to the end, or until Ctrl-C; gives whether it was stopped. Progress goes to a terminal."""
-    shows, said_s = sys.stderr.isatty(), time.monotonic()
+def _run(search: Search) -> tuple[Plan, bool]:
+    """The plan after a search and plays; after Ctrl-C that of what was found so far, by the bound, and True.
+
+    Progress goes to a terminal.
+    """
+
+    def say(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    said_s = time.monotonic()
     try:
         for _ in search.run():
-            if shows and time.monotonic() - said_s > SAYS_EVERY_S:
+            if time.monotonic() - said_s > SAYS_EVERY_S:
                 said_s = time.monotonic()
-                print(f"\rplanning: {search.spent} of {search.effort} placements", end="", file=sys.stderr, flush=True)
+                say(f"planning: {search.spent} of {search.effort} placements")
+        say("playing the best plans")
+        return plan_of(search), False
     except KeyboardInterrupt:
         if not search.found:
             raise
-        return True
+        return plan_of(search, plays=False), True
     finally:
-        if shows:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    return False
+        say("")
 
 
 def _write(path: Path, text: str) -> None:
@@ -132,9 +140,11 @@ def _say_compared(pool: PeerPool, spec: JobSpec, path: Path | None, before: Plan
     gone = sorted(before.peers - {peer.name for peer in pool.peers})
     if gone:
         print(f"warning: the pool lacks {', '.join(gone[:8])} of {path}", file=sys.stderr)
-    then = again(pool, spec, before)
-    assert then.predicted is not None
     assert chosen.predicted is not None
+    then = again(pool, spec, before)
+    if chosen.predicted.by == "played":
+        then = played(pool, spec, then)
+    assert then.predicted is not None
     moved = sum(
         name not in chosen.places[stage] if stage < len(chosen.places) else True
         for stage, place in enumerate(before.places)

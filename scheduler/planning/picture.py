@@ -3,30 +3,40 @@
     a block's height    the microbatches/s of the replica        its colour    its site
     the dashed line     what the slowest of all can do: blocks above it wait for others
 
-It is readable on light and dark paper.
+Below is one step, as it is played: a lane for each replica, or for each stage where there are many. It is filled where
+it computes; a lane of a stage as high as the share of its replicas that do. The picture is readable on light and dark
+paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
+
+import numpy as np
 
 from scheduler.planning.bound import CutBound
 from scheduler.planning.plan import Plan
 from scheduler.planning.planner import numbers_of
+from scheduler.planning.play import RULES, Play, PlayRules, Workload, workload
 from scheduler.planning.pool import PeerPool
+from scheduler.planning.stage_servers import HopPart, Turn
 from scheduler.planning.table import headline
 from swarm.job.spec import JobSpec
 
+LANES_MAX, LANE, BINS = 32, 18, 240  # lanes of replicas; pixels of each; moments of the step that are told apart
 WIDTH, LEFT, TOP, TALL = 960, 16, 92, 300
 NAMED_WIDE, NAMED_TALL = 62, 13  # of a block in which its peer's name has room
 HUES = ("#9cc2ff", "#ffc59e", "#a7e3b8", "#f5b5d0", "#e3d48a", "#c9b6f5", "#9adbe0", "#d0c4b8")
 STYLE = """
     .paper { fill: #ffffff } .text { fill: #1f2328 } .quiet { fill: #59636e } .name { fill: #10243f; font-size: 10px }
     .block { stroke: #59636e; stroke-width: 0.8 } .limit { stroke: #c2410c; stroke-width: 1.6; stroke-dasharray: 6 4 }
+    .busy { fill: #2563eb } .lane { fill: #f6f8fa }
     @media (prefers-color-scheme: dark) {
       .paper { fill: #0d1117 } .text { fill: #e6edf3 } .quiet { fill: #9198a1 }
       .block { stroke: #0d1117 } .limit { stroke: #fb923c }
+      .busy { fill: #6ea8fe } .lane { fill: #161b22 }
     }
 """
 
@@ -35,14 +45,17 @@ def picture(pool: PeerPool, spec: JobSpec, plan: Plan) -> str:
     """The picture of a plan; `spec` is the job as the plan cuts it."""
     shape, _, second = headline(pool, plan).partition(": ")
     first, details = shape.partition(",")[0], shape.rpartition(", ")[2]
-    height = TOP + TALL + 62
+    facts = CutBound(pool, spec)
+    lanes = _lanes(pool, facts, plan)
+    height = TOP + TALL + 62 + LANE * (lanes.count("\n") // 2) + 24
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'role="img" font-family="system-ui, \'DejaVu Sans\', Helvetica, Arial, sans-serif" font-size="13">\n'
         f"<title>{escape(first)}</title>\n<style>{STYLE}</style>\n"
         f'<rect class="paper" width="{WIDTH}" height="{height}"/>\n'
         f"{_text(LEFT, 24, first, 'text', 600)}{_text(LEFT, 44, f'{details}: {second}', 'text')}"
-        + "".join(_columns(pool, CutBound(pool, spec), plan))
+        + "".join(_columns(pool, facts, plan))
+        + lanes
         + "</svg>\n"
     )
 
@@ -79,6 +92,49 @@ def _columns(pool: PeerPool, facts: CutBound, plan: Plan) -> Iterator[str]:
     yield f'<line class="limit" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - LEFT}" y2="{y:.1f}"/>\n'
     told = f"{bound.microbatches_per_s:.3g} microbatches/s: {bound.limits}"
     yield _text(LEFT, base + 55, f"{told}{'; numbers of stages, and layers below' if is_narrow else ''}", "quiet")
+
+
+class WatchedPlay(Play):
+    """A play that remembers which stage server computed from when to when."""
+
+    def __init__(self, pool: PeerPool, plan: Plan, load: Workload, rules: PlayRules) -> None:
+        self.computing: list[tuple[str, float, float]] = []
+        super().__init__(pool, plan, load, rules)
+
+    def computed(self, turn: Turn, part: HopPart, seconds: float, wait_s: float) -> None:
+        self.computing.append((turn.server.name, self.now_s - seconds, self.now_s))
+        super().computed(turn, part, seconds, wait_s)
+
+
+def _lanes(pool: PeerPool, facts: CutBound, plan: Plan) -> str:
+    """A played step, once steps follow each other evenly: two lines of SVG for each lane."""
+    play = WatchedPlay(pool, plan, workload(facts), replace(RULES, warm_up=2, measured=2))
+    play.run()
+    begin, end = play.committed_s[-2:]
+    lanes = [(f"stage {stage}", place) for stage, place in enumerate(plan.places)]
+    if len(plan.peers) <= LANES_MAX:
+        lanes = [(name, (name,)) for place in plan.places for name in place]
+    at = {name: number for number, (_, names) in enumerate(lanes) for name in names}
+    busy = np.zeros((len(lanes), BINS + 1))
+    for name, since, until in play.computing:
+        first, last = (BINS * (min(max(one, begin), end) - begin) / (end - begin) for one in (since, until))
+        for moment in range(int(first), int(last) + 1):
+            part = min(last, moment + 1.0) - max(first, float(moment))
+            busy[at[name], moment] += part / len(lanes[at[name]][1])
+    left, top = LEFT + 110, TOP + TALL + 72
+    wide = (WIDTH - LEFT - left) / BINS
+    drawn = [_text(LEFT, top, f"a step of {end - begin:.3g} s, as it is played", "quiet")]
+    for number, (name, _) in enumerate(lanes):
+        base = top + 8 + LANE * (number + 1)
+        path, level = f"M{left} {base}", 0.0
+        for moment in range(BINS):
+            share = round(8 * min(1.0, busy[number, moment])) / 8
+            if share != level:
+                path, level = f"{path}H{left + moment * wide:.0f}V{base - (LANE - 3) * share:.0f}", share
+        drawn.append(_text(LEFT, base - 4, name[:16], "quiet"))
+        lane = f'<rect class="lane" x="{left}" y="{base - LANE + 3}" width="{wide * BINS:.0f}" height="{LANE - 3}"/>'
+        drawn.append(f'{lane}<path class="busy" d="{path}H{left + wide * BINS:.0f}V{base}Z"/>\n')
+    return "".join(drawn)
 
 
 def _text(x: float, y: float, text: str, kind: str, weight: int = 400, *, middle: bool = False) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from statistics import mean
 
 from scheduler.planning.bound import Bound, CutBound
 from scheduler.planning.plan import Plan, Predicted, facts_hash, rounded
+from scheduler.planning.play import RULES, Play, workload
 from scheduler.planning.pool import PeerPool, PoolPeer
 from scheduler.planning.search import TIE, Placement, Search, basis_of
 from swarm.errors import InvalidConfig
@@ -15,27 +17,46 @@ from swarm.job.resolve import choose
 from swarm.job.spec import JobSpec
 from swarm.text import bandwidth, counted, spoken_duration
 
+PLAYS_MIN, PLAYS_MAX = 2, 6  # plans that are played
+SEEDS = 2
+LARGE = 500  # peers: of more, the best plan alone is played
+LONG_STEP_HOPS = 1500  # of a step: 11 steps with two seeds take longer than a person waits
 LEFT_OUT_MAX = 32  # peers of which the reason is looked for
 NEXT_MAX = 4
 AVERAGING_GROWS = 1.1  # by a peer: then its line is the reason why it is left out
 
 
-def plan_of(search: Search) -> Plan:
-    """The plan of what a search found so far, which must be something."""
+def plan_of(search: Search, *, plays: bool = True) -> Plan:
+    """The plan of what a search found so far, which must be something.
+
+    With `plays` the best are played, as long as the bound of the next one is above what was played.
+    """
     found = search.found
-    best = found[0]
+    plans = [_plan(search.pool, search.spec, CutBound(search.pool, one.spec), one.places) for one in found]
+    costs = [_cost(plan, by_price=search.by_price) for plan in plans]  # by the bound, the least first
+    shown = costs
+    if plays:
+        shown = []
+        for number, plan in enumerate(plans[: PLAYS_MAX if len(search.pool.peers) <= LARGE else 1]):
+            if number >= PLAYS_MIN and costs[number] > min(shown):
+                break  # a play is no better than its bound, so neither this nor a later one is
+            plans[number] = played(search.pool, search.spec, plan)
+            shown.append(_cost(plans[number], by_price=search.by_price))
+    first = next(number for number, cost in enumerate(shown) if cost <= min(shown) * (1.0 + TIE))
+    plans.insert(0, plans.pop(first))
+    found.insert(0, found.pop(first))
+    best, plan = found[0], plans[0]
     facts = CutBound(search.pool, best.spec)
-    reasons = [f"limits: {best.bound.limits}, {best.bound.microbatches_per_s:.3g} microbatches/s"]
+    reasons = [f"limits: {best.bound.limits}, {best.bound.microbatches_per_s:.3g} microbatches/s at best"]
     if alone := [str(stage) for stage, place in enumerate(best.places) if not place[1:]]:
         where = f"stage {', '.join(alone)}" if len(alone) < len(best.places) else "each stage"
         reasons.append(f"alone: one replica at {where}; limits.min_replicas = 2 plans for a loss")
     reasons += (f"left out: {text}" for text in _left_out(search.pool, facts, best))
-    others = [*_next_best(best, found[1:]), *_refused(search)]
+    others = [*_next_best(plans), *_refused(search)]
     reasons += [f"next best: {'; '.join(others)}"] if others else []
     reasons += (f"assumed: {text}" for text in search.pool.assumed)
     if not search.is_done:
         reasons.append(f"stopped: after {search.spent} of {counted(search.effort, 'evaluation')}")
-    plan = _plan(search.pool, search.spec, facts, best.places)
     return replace(plan, reasons=tuple(reasons), seed=search.seed)
 
 
@@ -58,6 +79,34 @@ def again(pool: PeerPool, spec: JobSpec, before: Plan) -> Plan:
     if lacking:
         raise InvalidConfig(f"the pool lacks the plan's peers of stage {', '.join(lacking)}", hint="make a new plan")
     return _plan(pool, spec, CutBound(pool, cut_as(pool, spec, before)), places)
+
+
+def played(pool: PeerPool, spec: JobSpec, plan: Plan) -> Plan:
+    """The plan with what plays of it show, in the place of what the bound predicts.
+
+    A play of long steps has fewer of them.
+    """
+    assert plan.predicted is not None
+    facts = CutBound(pool, cut_as(pool, spec, plan))
+    load = workload(facts)
+    is_long = load.microbatches * len(plan.split) > LONG_STEP_HOPS
+    rules = replace(RULES, warm_up=2, measured=2) if is_long else RULES
+    shown = [Play(pool, plan, load, rules, seed).run() for seed in range(SEEDS)]
+    rates = [one.tokens_per_s for one in shown]
+    rate = mean(rates)
+    spread = (max(rates) - min(rates)) / 2.0 / rate
+    idle, price = mean(one.idle_ratio for one in shown), plan.predicted.price_per_hour
+    step_s = facts.spec.training.microbatches * load.tokens / rate
+    predicted = Predicted("played", rounded(rate), rounded(step_s), rounded(idle), price, rounded(spread))
+    return replace(plan, predicted=predicted)
+
+
+def _cost(plan: Plan, *, by_price: bool) -> float:
+    """What a search makes small, of a plan as it is predicted."""
+    assert plan.predicted is not None
+    price = plan.predicted.price_per_hour if by_price else 1.0
+    assert price is not None, "the search refuses a pool without prices"
+    return price / plan.predicted.tokens_per_s
 
 
 def numbers_of(pool: PeerPool, places: Sequence[Sequence[str]]) -> list[list[int]]:
@@ -114,11 +163,12 @@ def _why_not(facts: CutBound, numbers: Sequence[Sequence[int]], number: int, pee
     return f"a step would take {gain:.1%} less" if gain >= TIE else "a step would take no less"
 
 
-def _next_best(best: Placement, others: Sequence[Placement]) -> Iterator[str]:
-    tokens = best.spec.training.global_batch_sequences * best.spec.data.sequence_length
-    for one in others[:NEXT_MAX]:
-        less = best.cost / one.cost - 1.0
-        yield f"{counted(len(one.places), 'stage')} {tokens / one.bound.step_s:,.0f} tokens/s ({100 * less:+.0f} %)"
+def _next_best(plans: Sequence[Plan]) -> Iterator[str]:
+    """What the next plans are predicted to do: played, or by the bound."""
+    shown = [plan.predicted for plan in plans[: NEXT_MAX + 1] if plan.predicted is not None]
+    for plan, predicted in zip(plans[1:], shown[1:], strict=False):
+        how = "" if predicted.by == shown[0].by else " by the bound"
+        yield f"{counted(len(plan.split), 'stage')} {predicted.tokens_per_s:,.0f} tokens/s{how}"
 
 
 def _refused(search: Search) -> Iterator[str]:

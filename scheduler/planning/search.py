@@ -111,7 +111,7 @@ class Search:
     ) -> None:
         self.pool, self.spec, self.seed, self.effort = pool, spec, seed, effort
         self.refused: dict[int, SwarmError] = {}
-        self.is_done = False
+        self.is_done, self.by_price = False, by_price
         self._basis = basis_of(pool, spec)
         self._prices: Array | None = None
         if by_price:

@@ -42,10 +42,15 @@ def searched(pool: PeerPool, *, effort: int = 3000, **options: Any) -> Search:
     return search
 
 
+def planned(search: Search) -> Plan:
+    """The plan by the bound alone."""
+    return plan_of(search, plays=False)
+
+
 @pytest.mark.parametrize("name", POOLS)
 def test_the_plans_of_three_pools_are_those_that_were_read(name: str) -> None:
     """SWARM_RECORD_GOLDEN=1 records them anew; the change is read before it is committed."""
-    found = json.loads(json.dumps(document(plan_of(searched(POOLS[name]())), "t")))
+    found = json.loads(json.dumps(document(planned(searched(POOLS[name]())), "t")))
     del found["facts_hash"]  # it changes with each new key of a job file
     recorded = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if os.environ.get("SWARM_RECORD_GOLDEN"):
@@ -55,14 +60,14 @@ def test_the_plans_of_three_pools_are_those_that_were_read(name: str) -> None:
 
 
 def test_another_seed_searches_otherwise_and_the_same_seed_alike() -> None:
-    texts = [json.dumps(document(plan_of(searched(cities(), effort=600, seed=seed)), "t")) for seed in (0, 0, 1)]
+    texts = [json.dumps(document(planned(searched(cities(), effort=600, seed=seed)), "t")) for seed in (0, 0, 1)]
     assert texts[0] == texts[1]
     assert json.loads(texts[0])["places"] != json.loads(texts[2])["places"]
 
 
 def test_a_peer_is_left_out_with_the_reason() -> None:
     slow, small = machine("slow", line=1e5), machine("small", memory=GIB)
-    plan = plan_of(searched(PeerPool((*equals(6).peers, slow, small)), layers=4))
+    plan = planned(searched(PeerPool((*equals(6).peers, slow, small)), layers=4))
     told = "; ".join(plan.reasons)
     assert not {"slow", "small"} & plan.peers
     assert "left out: slow: its line of 100 kbit/s would make averaging" in told
@@ -73,7 +78,7 @@ def test_a_peer_is_left_out_with_the_reason() -> None:
 def test_what_is_assumed_is_in_the_plan_and_what_is_printed() -> None:
     pool = replace(equals(), assumed=("speed of p0 (median of its device, or of all)",))
     search = searched(pool, effort=500)
-    plan = plan_of(search)
+    plan = planned(search)
     assert f"assumed: {pool.assumed[0]}" in plan.reasons
     assert f"assumed    {pool.assumed[0]}" in list(lines(pool, search.found[0].spec, plan))
 
@@ -81,8 +86,8 @@ def test_what_is_assumed_is_in_the_plan_and_what_is_printed() -> None:
 def test_by_price_dear_peers_are_left_out() -> None:
     dear = replace(machine("dear", speed=1e13), price_per_hour=50.0)
     pool = PeerPool((*(machine(f"p{number}", line=1e11) for number in range(4)), dear))
-    assert "dear" in plan_of(searched(pool, layers=4)).peers
-    assert "dear" not in plan_of(searched(pool, layers=4, by_price=True)).peers
+    assert "dear" in planned(searched(pool, layers=4)).peers
+    assert "dear" not in planned(searched(pool, layers=4, by_price=True)).peers
     with pytest.raises(InvalidConfig, match="peer p4 has no price"):
         searched(PeerPool((*equals(4).peers, replace(machine("p4"), price_per_hour=None))), by_price=True)
 
@@ -90,7 +95,7 @@ def test_by_price_dear_peers_are_left_out() -> None:
 def test_another_plan_is_judged_by_the_facts_of_now() -> None:
     pool = two_sites()
     search = searched(pool)
-    plan = plan_of(search)
+    plan = planned(search)
     assert again(pool, search.spec, plan).predicted == plan.predicted
     one_less = replace(plan, places=(("gone", *plan.places[0]), *plan.places[1:]))
     assert again(pool, search.spec, one_less).places == plan.places
@@ -105,7 +110,7 @@ def test_a_search_that_is_stopped_says_so_and_has_the_best_so_far() -> None:
     running = search.run()
     while not search.found:
         next(running)
-    assert plan_of(search).reasons[-1] == f"stopped: after {search.spent} of 20000 evaluations"
+    assert planned(search).reasons[-1] == f"stopped: after {search.spent} of 20000 evaluations"
 
 
 @pytest.mark.parametrize(
@@ -128,6 +133,16 @@ def test_what_cannot_be_planned_is_refused_with_the_limit(
             pass
     assert isinstance(refused.value, InvalidConfig | OutOfMemory)
     assert refused.value.hint
+
+
+def test_what_is_printed_was_played_and_is_no_better_than_its_bound() -> None:
+    search = searched(two_sites(), layers=4, effort=500)
+    plan, bound = plan_of(search), planned(search)
+    assert plan.predicted is not None
+    assert bound.predicted is not None
+    assert plan.predicted.by == "played"
+    assert plan == plan_of(search), "a play has its seed"
+    assert plan.predicted.tokens_per_s < again(search.pool, search.spec, plan).predicted.tokens_per_s  # type: ignore[union-attr]
 
 
 def run(folder: Path, *flags: str, pool: str = POOL) -> tuple[str, BaseException | None]:
