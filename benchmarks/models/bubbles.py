@@ -1,38 +1,29 @@
 """How much of the pipeline's idle time overlap hides: the real system in virtual time, with modelled compute.
 
-    python -m benchmarks.models.bubbles [--microbatches 8] [--stages 2 4 8] [--whole]
+    python -m benchmarks.models.bubbles [--microbatches 8] [--stages 2 4 8]
 
 Scheduler and stage servers are the product's own; only time, network and devices are simulated. Each forward and each
 backward of a microbatch takes one unit of time at every stage, an optimizer step too, and everything else next to
-nothing. Backwards are split, as both parts take no longer than one call: dx half a unit, the gradients of the weights
-the other half. With `--whole` none is, and a synchronous step takes 2 (M + S - 1) + 1 units with M microbatches and S
-stages. No step takes less than 2 M + 1.
+nothing. So a synchronous step takes 2 (M + S - 1) + 1 units with M microbatches and S stages, and no step takes less
+than 2 M + 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-from unittest.mock import patch
+from typing import TypeVar
 
 import structlog
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measured.modelled import takes
-from stage_server.brain import splitting
-from stage_server.device import Timed
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.resolve import Basis, resolve
-from swarm.model.stage import Stage
 from tests.support.devices import InlineDevice
 from tests.support.simulated import Tokens, run_swarm, small_spec, write_text
 
@@ -45,45 +36,14 @@ SHORT, LONG = 4, 10  # steps; what a step takes is the difference, without start
 
 
 class EvenDevice(InlineDevice):
-    """A device on which work takes as long as the calls of a stage in it are said to."""
-
-    taken_s = 0.0  # by the work that runs now
+    """A device on which every computation takes the same time."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
-        super().__init__(lambda: 0.0)
-
-    def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
-        EvenDevice.taken_s = 0.0
-        result = work()
-        seconds = EvenDevice.taken_s
-        return asyncio.ensure_future(self._after(Timed(result, seconds), seconds))
+        super().__init__(lambda: COMPUTE_S)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """What needs no device takes no time."""
         return work()
-
-
-@contextmanager
-def even_stages(whole: bool) -> Iterator[None]:
-    """While this runs, stages take their time on an `EvenDevice`, and split all backwards that they may, or none."""
-
-    def took(seconds: float) -> None:
-        EvenDevice.taken_s += seconds
-
-    def backward_s(*_: Any, keep: bool = False, **__: Any) -> float:
-        return COMPUTE_S / 2 if keep else COMPUTE_S
-
-    times: dict[str, Any] = {
-        "forward": COMPUTE_S, "backward": backward_s, "weigh": COMPUTE_S / 2, "apply": COMPUTE_S,
-    }  # fmt: skip
-    with (
-        patch.multiple(Stage, **{name: getattr(Stage, name) for name in times}),  # takes them back at the end
-        patch.object(splitting, "WINDOW", 0),
-        patch.object(splitting.Splitting, "pays", not whole),
-    ):
-        for name, seconds in times.items():
-            takes(Stage, name, seconds, clock=lambda: 0.0, sleep=took)
-        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +52,6 @@ class Shape:
 
     stages: int
     microbatches: int = MICROBATCHES
-    whole: bool = False  # no backward is split
 
     @property
     def bubble(self) -> float:
@@ -106,7 +65,6 @@ def step_units(shape: Shape, overlap: int) -> float:
 
 
 def _training_s(shape: Shape, overlap: int, steps: int) -> float:
-    torch.set_num_threads(1)  # tensors are tiny: on a busy machine more threads mostly wait for each other
     with tempfile.TemporaryDirectory() as name:
         spec = resolve(
             small_spec(
@@ -122,20 +80,18 @@ def _training_s(shape: Shape, overlap: int, steps: int) -> float:
             Basis(ByteTokenizer.vocabulary_size),
         )
         tokens = Tokens.make(Path(name), spec)
-        with even_stages(shape.whole):
-            return run_swarm(spec, tokens, shape.stages, seed=0, device_type=EvenDevice).training_s
+        return run_swarm(spec, tokens, shape.stages, seed=0, device_type=EvenDevice).training_s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, nargs="+", default=STAGES)
     parser.add_argument("--microbatches", type=int, default=MICROBATCHES)
-    parser.add_argument("--whole", action="store_true", help="split no backward")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     table = Table("stages", "bubble", *(f"{late} late" for late in ("0", "1/8", "1/4", "1/2", "all")))
     for stages in arguments.stages:
-        shape = Shape(stages, arguments.microbatches, arguments.whole)
+        shape = Shape(stages, arguments.microbatches)
         overlaps = [round(share * shape.microbatches) for share in (0, 1 / 8, 1 / 4, 1 / 2, 1)]
         table.add_row(
             f"{stages}", f"{shape.bubble:.0%}", *(f"{step_units(shape, overlap):.1f}" for overlap in overlaps)
