@@ -122,7 +122,7 @@ class Modelled(Sites):
 
     def __init__(self, folder: Path, relay: Relay, options: argparse.Namespace) -> None:
         super().__init__(folder, "0", relay, options.width, replicas=1)
-        self._relay, self._options = relay, options
+        self._options = options
 
     def start_server(self, number: int, *flags: str, module: str = "") -> Process:
         program = f"{PROGRAM} --compute {self._options.compute:g} --step {OPTIMIZER_S:g}"
@@ -137,7 +137,7 @@ class Modelled(Sites):
     def slow(self, is_slow: bool) -> None:
         """What the link between the sites is from now on."""
         mbit_per_s, rtt_ms = map(float, self._options.link.split(":")) if is_slow else (0.0, 0.0)
-        self._relay.between(0, 1, delay_s=rtt_ms / 2e3, bytes_per_s=mbit_per_s * 1e6 / 8)
+        self.relay.between(0, 1, delay_s=rtt_ms / 2e3, bytes_per_s=mbit_per_s * 1e6 / 8)
 
     def start(self, mode: str, steps: int, outer: Mapping[str, object]) -> Job:
         """Submit a job with an island at each site, or with one of all."""

@@ -1,6 +1,6 @@
 """Two sites with a slow link between them, and stage servers that die: tokens/s, loss, and the weights of one process.
 
-    python -m benchmarks.sites.two_sites [--minutes 10] [--link 50:100] [--every 15] [--ways diloco]
+    python -m benchmarks.sites.two_sites [--minutes 10] [--link 50:100] [--every 15] [--ways diloco] [--sceptic]
 
     lyon [namespace: scheduler, 4 stage servers] ──── --link: Mbit/s each way, ms there and back ──── berlin [4]
 
@@ -13,6 +13,9 @@ one island may lose a stage, and then is lost as a whole.
 wrote down (`swarm train-local --outer-log`); otherwise this ends with an error. "loss" is that of these weights on
 held-out text, in nats per byte; "averaged" beside it is the loss after as many steps if each of them is averaged. What
 a lost island was training does not count in tokens/s.
+
+With --sceptic all at berlin computes five times slower in the middle third of --minutes, and the link is cut after a
+sixth and after five sixths of them, for a thirtieth each.
 
 Needs root, for network namespaces. Seconds are those of this machine: a free core for each process shows the link.
 """
@@ -43,12 +46,15 @@ from swarm.job.spec import JobSpec
 from swarm.pki.profiles import ENVIRONMENT
 from swarm.reference.trainer import train_local
 from swarm.text import counted, size
+from tests.chaos.harmed_stage_server import harm_file, write_harm
 from tests.chaos.islands import SITES, proves
 from tests.chaos.relay import Relay, why_not
 from tests.chaos.trial import Broken, Job, Trial, Void
 from tests.support.simulated import Tokens, small_spec
 
 WAYS = ("allreduce", "diloco", "streaming")
+SLOWER, CUT_SHARE, STATES = 5.0, 1 / 30, 7  # berlin is well, cut off, well, slow, well, cut off, well
+HARMED = "tests.chaos.harmed_stage_server"
 STAGES, REPLICAS = 2, 2  # at each site
 EVERY_STEPS = 20  # between two exchanges
 UNDISTURBED_STEPS = 60
@@ -89,6 +95,11 @@ def may_kill(serving: int) -> bool:
     return len(SITES) * STAGES * REPLICAS - serving < AWAY_MAX
 
 
+def troubles(share: float) -> tuple[bool, bool]:
+    """Whether berlin is slow, and whether it is cut off, when this share of the time has passed."""
+    return 1 / 3 <= share < 2 / 3, any(begins <= share < begins + CUT_SHARE for begins in (1 / 6, 5 / 6))
+
+
 def carried_bytes(devices: str) -> int:
     """Both directions of the device to the other site, of /proc/net/dev."""
     counts = next(line for line in devices.splitlines() if "tun0:" in line).partition(":")[2].split()
@@ -118,10 +129,20 @@ class Sites(Trial):
     """The sites with a scheduler, as a context manager."""
 
     def __init__(
-        self, folder: Path, seed: str, relay: Relay, width: int, replicas: int = REPLICAS, late: int = 0
+        self,
+        folder: Path,
+        seed: str,
+        relay: Relay,
+        width: int,
+        replicas: int = REPLICAS,
+        late: int = 0,
+        sceptic_s: float = 0.0,
     ) -> None:
-        """`late`: microbatches of an island's step that use weights one step old."""
+        """`late`: microbatches of an island's step that use weights one step old; `sceptic_s`: the time over which
+        `troubles` come in runs with deaths, 0: none come."""
         super().__init__(folder, seed, grace_s=GRACE_S)
+        self.relay, self._sceptic_s = relay, sceptic_s
+        self._program = HARMED if sceptic_s else "stage_server"
         self._each = each = STAGES * replicas
         self.scheduler_host = relay.hosts[0]
         self.server_hosts = [host for host in relay.hosts for _ in range(each)]
@@ -133,7 +154,7 @@ class Sites(Trial):
     def fill(self) -> None:
         """Start all stage servers."""
         for site in SITES:
-            self.site_of |= dict.fromkeys(self.add_servers(self._each, "--site", site), site)
+            self.site_of |= dict.fromkeys(self.add_servers(self._each, "--site", site, module=self._program), site)
 
     def spec_of(self, way: str, steps: int, **outer: object) -> JobSpec:
         """The job; with islands there is one for each site, and [outer] may say more."""
@@ -179,20 +200,36 @@ class Sites(Trial):
 
     def _harm(self, job: Job, every_s: float, given_up_s: float) -> int:
         """Kill and start again until the job has ended; how many died."""
-        kills, next_s = 0, time.monotonic() + every_s
+        kills, began_s = 0, time.monotonic()
+        next_s, states = began_s + every_s, [(False, False)]
         while (view := self.view(job)).state not in ("succeeded", "failed", "cancelled"):
             now_s = time.monotonic()
             if now_s > given_up_s:
                 raise Broken(f"the job is {view.state} at step {view.step} of {view.steps}: {view.reason}")
+            if every_s and self._sceptic_s and (due := troubles((now_s - began_s) / self._sceptic_s)) != states[-1]:
+                self._trouble(*due)
+                states.append(due)
             if every_s and now_s >= next_s:
                 serving = [peer for pool in self.serving(job).values() for peer in pool]
                 if may_kill(len(serving)):
                     victim = self.rng.choice(serving)
                     self.servers[victim].kill(signal.SIGKILL)
-                    self.respawn(victim, "--site", self.site_of[victim])
+                    self.respawn(victim, "--site", self.site_of[victim], module=self._program)
                     kills, next_s = kills + 1, now_s + every_s * self.rng.uniform(0.5, 1.5)
             time.sleep(0.2)
+        if every_s and self._sceptic_s and len(states) < STATES:
+            raise Void("the job had ended before berlin was slow and cut off twice")
         return kills
+
+    def _trouble(self, is_slow: bool, is_cut: bool) -> None:
+        """From now on all at berlin is slow, or not, and cut off, or not."""
+        self.relay.between(0, 1, cut=is_cut)
+        for number in range(self._each, 2 * self._each):
+            folder = self.folder / f"server-{number}"
+            if is_slow:
+                write_harm(folder, slow=SLOWER)
+            else:
+                harm_file(folder).unlink(missing_ok=True)
 
 
 def devices() -> str:
@@ -208,6 +245,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=32, help="of the model")
     parser.add_argument("--overlap", type=int, default=0, help="late microbatches of a step of an island")
     parser.add_argument("--seed", default="0", help="of who dies when")
+    parser.add_argument("--sceptic", action="store_true", help="a slow site and a cut link beside the deaths")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     if reason := why_not():
@@ -220,7 +258,8 @@ def main() -> int:
         os.environ[ENVIRONMENT] = str(folder / "profiles")
         relay.between(0, 1, delay_s=rtt_ms / 2e3, bytes_per_s=mbit_per_s * 1e6 / 8)
         relay.move_here(0)
-        all_sites = Sites(folder, options.seed, relay, options.width, late=options.overlap)
+        sceptic_s = 60 * options.minutes * options.sceptic
+        all_sites = Sites(folder, options.seed, relay, options.width, late=options.overlap, sceptic_s=sceptic_s)
         with contextlib.redirect_stdout(sys.stderr), all_sites as sites:
             sites.fill()
             for way in options.ways.split(","):

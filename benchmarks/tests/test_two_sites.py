@@ -1,6 +1,15 @@
 """The benchmark of two sites: how long it trains, who may die, and what its table says."""
 
-from benchmarks.sites.two_sites import COLUMNS, Run, carried_bytes, counted_steps, may_kill, rows, steps_within
+from benchmarks.sites.two_sites import (
+    COLUMNS,
+    Run,
+    carried_bytes,
+    counted_steps,
+    may_kill,
+    rows,
+    steps_within,
+    troubles,
+)
 from swarm.job.outer_log import OuterRecord
 
 DEVICES = """Inter-|   Receive                                                |  Transmit
@@ -17,6 +26,13 @@ def test_a_run_ends_behind_an_exchange() -> None:
 
 def test_one_island_at_most_can_lose_a_stage_to_deaths() -> None:
     assert [may_kill(serving) for serving in (8, 7, 6, 5)] == [True, True, False, False]
+
+
+def test_a_site_is_slow_for_a_third_of_the_time_and_cut_off_twice() -> None:
+    found = [troubles(at / 600) for at in range(600)]
+    assert [sum(column) for column in zip(*found, strict=True)] == [200, 40]
+    begins = [[at for at in range(1, 600) if found[at][kind] > found[at - 1][kind]] for kind in range(2)]
+    assert begins == [[200], [100, 500]]
 
 
 def test_only_what_crosses_the_slow_link_is_its_traffic() -> None:

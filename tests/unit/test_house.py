@@ -21,7 +21,7 @@ TESTS = sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("benchmarks/tests/*
 # and the patches.
 LENT_TO_BENCHMARKS = (
     *("tests.support", "tests.simulation.engine", "tests.chaos.trial", "tests.chaos.relay", "tests.chaos.islands"),
-    "tests.mutations.catalogue",
+    *("tests.chaos.harmed_stage_server", "tests.mutations.catalogue"),
 )
 
 # Modules without a test file of their own, by the file under tests/ whose claims are theirs.
