@@ -4,13 +4,9 @@
                                           ▲                         │ tensors by links: the sender's line, the way,
                                           └──────── events ─────────┘ the receiver's line; first come, first served
 
-Nothing that decides is written again: routes, rounds, shares, joins and moves are those of production. What a peer
-takes for a microbatch at a stage varies (lognormal). Rounds take what the slowest line of their members needs for its
-part. A joiner fetches the stage's state from the donor with the fastest way. A job that stalls goes back to its newest
-checkpoint, once its stages can be served.
-
-A prediction is what `measured` steps take behind a warm-up, while more steps come behind them: the last step of a job
-is faster, since nothing is fed behind it.
+Nothing that decides is written again. Computations vary (lognormal). A joiner fetches its stage from the donor with the
+fastest way. A job that stalls goes back to its newest checkpoint, once its stages can be served. Measured steps have
+others behind them: the last step of a job is faster, since nothing is fed behind it.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from scheduler.brain.commit.slices import seconds_of
 from scheduler.brain.fleet.allocation import ActiveJob, Reservations, allocate
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.job import JobBrain
-from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, DeadlineSettings, RebalanceSettings
+from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, DeadlineSettings
 from scheduler.planning.bound import COMMIT_S, CutBound
 from scheduler.planning.plan import Plan
 from scheduler.planning.pool import PeerPool, PoolPeer
@@ -89,7 +85,6 @@ class PlayRules:
     measured: int = 8
     noise: float = 0.05  # of computations: sigma of a lognormal
     forward: float = 1.0 / 3.0  # of the time of forward and backward together
-    inputs: float = 0.5  # of a backward, if it is split
     owed_max: int = 0  # microbatches that may owe the gradients of their weights: 0 splits none
     looks_ahead: bool = True  # where some are late, an order waits on the device behind that which runs
     between_s: float = 0.001  # of a stage server's event loop, between two computations
@@ -98,7 +93,6 @@ class PlayRules:
     round_s: float = 0.01  # beside bytes and ways
     row_s: float = 0.004
     checkpoint_s: float = 600.0
-    rebalance: RebalanceSettings = REBALANCING
     deadlines: DeadlineSettings = DEADLINES
 
 
@@ -107,12 +101,11 @@ RULES = PlayRules()
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a play shows; `spread`: of the halves of what was measured, as a ratio."""
+    """What a play shows."""
 
     tokens_per_s: float
     step_s: float
     idle_ratio: float  # of the devices, while it was measured
-    spread: float
     hops: int
 
 
@@ -169,14 +162,10 @@ class Play:
     def run(self) -> Played:
         """Play the warm-up, and then what is measured."""
         first, steps = self._rules.warm_up, self._rules.measured
-        busy_s = [self._until(first + done) for done in (0, steps // 2, steps)]
-        begin_s, middle_s, end_s = (self.committed_s[first + done - 1] for done in (0, steps // 2, steps))
-        size, seconds = self.load.microbatches * self.load.tokens, end_s - begin_s
-        early, late = (steps // 2) / (middle_s - begin_s), (steps - steps // 2) / (end_s - middle_s)
-        idle = 1.0 - (busy_s[-1] - busy_s[0]) / (seconds * len(self.servers))
-        return Played(
-            size * steps / seconds, seconds / steps, idle, abs(early - late) * seconds / steps / 2.0, self.hops
-        )
+        busy_s = -self._until(first) + self._until(first + steps)
+        seconds = self.committed_s[first + steps - 1] - self.committed_s[first - 1]
+        tokens_per_s = self.load.microbatches * self.load.tokens * steps / seconds
+        return Played(tokens_per_s, seconds / steps, 1.0 - busy_s / (seconds * len(self.servers)), self.hops)
 
     def _until(self, step: int) -> float:
         """Play until so many steps are committed; gives for how many seconds devices have computed."""
@@ -333,8 +322,8 @@ class Play:
         whole_s = self.load.work[server.stage] / self._peers[server.name].speed
         shares = (rules.forward, 1.0 - rules.forward)
         share = shares[part is not HopPart.FORWARD]
-        if part in (HopPart.INPUTS, HopPart.WEIGHTS):
-            share *= rules.inputs if part is HopPart.INPUTS else 1.0 - rules.inputs
+        if part in (HopPart.INPUTS, HopPart.WEIGHTS):  # of a backward that is split: half each
+            share /= 2.0
         return whole_s * share * math.exp(self._rng.gauss(0.0, rules.noise))
 
     def computed(self, turn: Turn, part: HopPart, seconds: float, wait_s: float) -> None:
@@ -572,14 +561,10 @@ class Play:
             if moved.after is PeerState.DRAINING:
                 self._step(inputs.AskToLeave(moved.peer, moved.reason))
 
-    def _candidates(self) -> list[Candidate]:
-        idle = sorted(self._membership.idle_peers(), key=lambda one: one.hello.peer)
-        offers = {one.hello.peer: self._peers[one.hello.peer].offer for one in idle}
-        return [Candidate(name, offer=offer, site=self._peers[name].site) for name, offer in offers.items()]
-
     def _allocate(self) -> None:
         """Let idle peers join, or begin again with them."""
-        idle = self._candidates()
+        names = sorted(one.hello.peer for one in self._membership.idle_peers())
+        idle = [Candidate(name, offer=self._peers[name].offer, site=self._peers[name].site) for name in names]
         load, stages = self.load, len(self.load.work)
         if self.brain.is_over:
             again = place(idle, stages, load.min_replicas, load.needs).plan
@@ -613,7 +598,7 @@ class Play:
             spec_json="{}", overlap=self._plan.overlap, max_in_flight=load.max_in_flight,
             units=load.units, grad_clip_norm=1.0, averaging_timeout_s=60.0, fail_on_nonfinite=False, recover=True,
             learning_rate=lambda step: 0.1, tokens_of=lambda step: tokens, work=load.work, first_step=self._kept,
-            state_bytes=load.state_bytes, rebalance=rules.rebalance, deadlines=rules.deadlines,
+            state_bytes=load.state_bytes, rebalance=REBALANCING, deadlines=rules.deadlines,
         )  # fmt: skip
         self.brain = JobBrain(settings, Random(self._seed + timeline))
         self._decide = self._decides(self.brain.step)

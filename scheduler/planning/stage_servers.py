@@ -94,11 +94,7 @@ class ModelledServer:
     def serve(
         self, stage: int, *, join: int = 0, late_behind: bool = False, ahead: bool = False, owed_max: int = 0
     ) -> None:
-        """Begin with a stage, or (-1) with none: all that it had is forgotten.
-
-        `late_behind`: late microbatches come behind the others. `ahead`: an order waits on the device behind that which
-        runs.
-        """
+        """Begin with a stage, or (-1) with none. `ahead`: an order waits on the device behind that which runs."""
         self.stage, self.join, self.owed = stage, join, 0
         self.added: dict[tuple[int, int], set[int]] = {}  # what is in its sums, by timeline and step
         self.follow: Follow | None = None

@@ -166,17 +166,13 @@ def _progress(hours: float) -> Callable[[float], None]:
 def _table(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The figures side by side, then the hours and reasons of the first."""
     first = next(iter(runs.values()))
-    rows = [["", *runs], *([key, *(_cell(key, one[key]) for one in runs.values())] for key in list(first)[:-2])]
+    rows = [["", *runs]]
+    for key in list(first)[:-2]:
+        rows.append([key, *("not known" if run[key] is None else f"{run[key]:,.6g}" for run in runs.values())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     by_hour = " ".join(f"{rate:,.0f}" for rate in first["tokens_per_s_by_hour"])
     return [*lines, f"by hour  {by_hour}", *(f"{times:>6} x {reason}" for times, reason in first["reasons"])]
-
-
-def _cell(key: str, value: Any) -> str:
-    if value is None:
-        return "not known"
-    return f"{value:.1%}" if key == "of_possible" else value if isinstance(value, str) else f"{value:,.6g}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,11 +11,12 @@ import pytest
 
 from scheduler.brain.fleet.allocation import PendingJob
 from swarm.errors import OutOfMemory
+from swarm.job.changes import changed_values
 from swarm.job.footprint import fewest_in_flight, model_costs
 from swarm.job.memory_split import needs
 from swarm.job.placement import Candidate
 from swarm.job.resolve import Basis, choice_text, choices, lighter, resolve
-from swarm.job.spec import JobSpec
+from swarm.job.spec import JobSpec, parse_job
 from swarm.types import JobId, Memory, PeerId
 from tests.support.memories import memories
 from tests.support.simulated import small_spec
@@ -208,3 +210,40 @@ def test_steps_overlap_only_where_their_second_copy_of_the_weights_fits() -> Non
     found = filled(spec, memory, memory)
     assert not found.overlap
     assert largest(found, found.split) <= memory[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "becomes"),
+    [
+        ({}, "stall"),
+        ({"pipeline__stages": 2}, "off"),
+        ({"pipeline__split": (1, 2)}, "off"),
+        ({"averaging__mode": "diloco"}, "off"),
+        ({"pipeline__recut": "off"}, "off"),
+        ({"pipeline__stages": 2, "pipeline__recut": "stall"}, "stall"),
+    ],
+)
+def test_a_job_may_be_cut_anew_if_it_leaves_the_cut_open_or_says_so(changes: dict[str, object], becomes: str) -> None:
+    found = filled(open_job(**changes), [1 << 40] * 2, [1 << 40] * 2)
+    assert found.pipeline.recut == becomes
+    assert resolve(found, Basis(257)) == found
+
+
+def test_a_job_with_islands_cannot_ask_for_another_cut() -> None:
+    with pytest.raises(ValueError, match="is for jobs without islands"):
+        open_job(averaging__mode="diloco", pipeline__recut="stall")
+
+
+def test_a_person_who_says_the_stages_at_a_resume_has_them_kept() -> None:
+    stored = filled(open_job(), [1 << 40] * 2, [1 << 40] * 2).model_dump(mode="json")
+    assert stored["pipeline"]["recut"] == "stall"
+    for said, becomes in (
+        ("pipeline.stages=2", "off"),
+        ("pipeline.stages=auto", "stall"),
+        ("training.steps=9", "stall"),
+    ):
+        key, _, value = said.partition("=")
+        values = changed_values(json.loads(json.dumps(stored)), [said])
+        section, _, name = key.partition(".")
+        values[section][name] = int(value) if value.isdigit() else value
+        assert resolve(parse_job(values), Basis(257)).pipeline.recut == becomes, said
