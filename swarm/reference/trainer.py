@@ -452,7 +452,8 @@ def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
     passes = spec.training.steps * spec.training.global_batch_sequences / batches.samples
     split = "+".join(str(layers) for layers in spec.split)
     share = island_spec(spec).training
-    of = f" in each of {spec.island_count} islands" if spec.island_count > 1 else ""
+    how = "shared by" if spec.islands.shares == "speed" else "in each of"
+    of = f" {how} {spec.island_count} islands" if spec.island_count > 1 else ""
     outer = f"; {spec.averaging.mode}, an exchange every {spec.outer.every_steps} steps" if spec.has_outer_steps else ""
     return (
         f"{counted(manifest.tokens, 'token')}, {passes:.2f} passes; split {split} layers; "

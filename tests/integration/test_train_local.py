@@ -133,7 +133,7 @@ def test_islands_train_here_and_their_model_is_that_of_all(folder: Path, train_l
     pair = ["--set", "islands.count=2", "--set", "outer.every_steps=3", "--set", "checkpoint.every_steps=2"]
     two = train_local("job.toml", "--out", "two", *islands, *pair)
     assert two.code == 0, two.err
-    assert "1 microbatch of 2 sequences in each of 2 islands; diloco, an exchange every 3 steps" in two.err
+    assert "2 microbatches of 2 sequences shared by 2 islands; diloco, an exchange every 3 steps" in two.err
     assert (folder / "two" / "model.safetensors").exists()
     kept = folder / "two-checkpoints" / "step-00000003"
     assert sorted(path.name for path in kept.iterdir() if path.is_dir()) == ["islands", "model", "optimizer", "outer"]

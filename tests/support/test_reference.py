@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from swarm.job.leases import Cut
 from swarm.job.outer_log import OuterRecord
 from swarm.job.spec import JobSpec
 from tests.support import reference as references
@@ -64,7 +65,8 @@ def test_what_other_code_or_other_threads_made_is_not_read(
 
 def test_another_log_of_islands_is_another_key(tmp_path: Path) -> None:
     spec, tokens = job(tmp_path / "one")
-    logs = [(), (OuterRecord(2, (0,)),), (OuterRecord(2, (1,)),), (OuterRecord(2, (0,), shares=(4, 0)),)]
+    cut = Cut({0: 0, 1: 0}, {0: ((0, 3),), 1: ((3, 4),)})
+    logs = [(), (OuterRecord(2, (0,)),), (OuterRecord(2, (1,)),), (cut, OuterRecord(2, (0,)))]
     assert len({references._key(spec, tokens, log) for log in logs}) == 4
 
 
