@@ -70,7 +70,7 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
     """Run a command; wrong flags, our errors and the machine's are one line and a hint, a bug has its traceback too."""
     try:
         flags = {str(parameter.name) for parameter in typer.main.get_command(app).params}
-        app(
+        code = app(  # of typer.Exit; 130 after Ctrl-C
             auto_envvar_prefix="SWARM",
             prog_name=name,
             standalone_mode=False,
@@ -83,7 +83,7 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
         sys.exit(INTERRUPTED)
     except Exception as error:
         fail(error)
-    sys.exit(0)
+    sys.exit(code or 0)
 
 
 def fail(error: BaseException) -> NoReturn:

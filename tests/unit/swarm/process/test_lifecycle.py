@@ -196,6 +196,23 @@ def test_a_scheduler_reads_its_database_from_a_file_unless_a_flag_names_one(tmp_
 
 
 @pytest.mark.parametrize(
+    ("body", "code"),
+    [("raise KeyboardInterrupt", 130), ("raise typer.Exit(130)", 130), ("raise typer.Abort", 130), ("pass", 0)],
+)
+def test_a_command_that_was_interrupted_does_not_end_as_one_that_is_done(body: str, code: int) -> None:
+    """`swarm plan ... > plan.json && swarm submit ...` went on with half a plan."""
+    program = f"""import typer
+from swarm.process.lifecycle import run_cli
+app = typer.Typer()
+@app.command()
+def go():
+    {body}
+run_cli(app, "go")"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
+@pytest.mark.parametrize(
     ("announce", "forwarded"),
     [
         ("", False),
