@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -236,7 +236,7 @@ class Play:
         server = self.servers[peer]
         turn = self._turn_of(server, command) if isinstance(command, messages.Route) else None
         if not isinstance(command, messages.Route) or turn is not None:
-            self.later(self.load.reach_s + self._rules.message_s, self._obey, server, server.life, command, turn)
+            self.later(self.load.reach_s + self._rules.message_s, self._obey, server, self.brain, command, turn)
 
     def _say(self, server: ModelledServer, event: messages.Event, after_s: float = 0.0) -> None:
         after_s += self.load.reach_s + self._rules.message_s
@@ -372,8 +372,8 @@ class Play:
                 turn.y = turn.dx = turn.is_added = False
                 self._advance(turn)
 
-    def _obey(self, server: ModelledServer, life: object, command: messages.Command, turn: Turn | None) -> None:
-        if not server.is_alive or life is not server.life:
+    def _obey(self, server: ModelledServer, brain: JobBrain, command: messages.Command, turn: Turn | None) -> None:
+        if not server.is_alive or brain is not self.brain:
             return
         match command:
             case messages.Route() if turn is not None:
@@ -399,9 +399,9 @@ class Play:
                 if server.follow is None:
                     fetch_s = self._fetch_s(server, command.donors)
                     server.fetched_s = self.now_s + fetch_s
-                    self.later(fetch_s, self._offer, server, life)
+                    self.later(fetch_s, self._offer, server, server.life)
                 server.follow = command
-                self._offer(server, life)
+                self._offer(server, server.life)
             case messages.Release():
                 server.serve(-1)
 
@@ -513,17 +513,24 @@ class Play:
         """A peer asks to hand its work over; it goes once nothing depends on it."""
         self._hear(self._membership.leaving(PeerId(name), self.now_s))
 
-    def follow(self, trace: Sequence[TraceEvent]) -> None:
+    def follow(self, trace: Iterable[TraceEvent]) -> None:
         """Let the events of a trace happen, and watch who is silent."""
-        for event in trace:
-            match event.kind:
-                case "join":
-                    self.later(event.at_s - self.now_s, self.come, event.peer)
-                case "die":
-                    self.later(event.at_s - self.now_s, self.die, event.peer.name)
-                case _:
-                    self.later(event.at_s - self.now_s, self.leave, event.peer.name)
+        self._await(iter(trace))
         self.watch()
+
+    def _await(self, events: Iterator[TraceEvent]) -> None:
+        if (event := next(events, None)) is not None:
+            heapq.heappush(self._timers, (event.at_s, next(self._number), self._happen, (event, events)))
+
+    def _happen(self, event: TraceEvent, events: Iterator[TraceEvent]) -> None:
+        self._await(events)
+        match event.kind:
+            case "join":
+                self.come(event.peer)
+            case "die":
+                self.die(event.peer.name)
+            case _:
+                self.leave(event.peer.name)
 
     def watch(self) -> None:
         """From now on look at who is silent, and hand out who is idle; without deaths nobody need look."""

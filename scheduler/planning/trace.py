@@ -10,8 +10,9 @@ The peers of the pool are there when a trace begins: one that comes later dies a
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from pathlib import Path
 from random import Random
 
@@ -80,19 +81,31 @@ def _events(path: Path, lines: Sequence[str], pool: PeerPool) -> Iterator[TraceE
         yield TraceEvent(before_s, kind, known[name])
 
 
-def churn(pool: PeerPool, per_hour: float, hours: float, seed: int) -> tuple[TraceEvent, ...]:
-    """A trace in which each peer dies with this chance per hour and is back after a while, both exponential."""
-    events = []
-    for peer in pool.peers if per_hour else ():
-        rng, at_s = Random(f"{seed} {peer.name}"), 0.0
-        while (at_s := at_s + rng.expovariate(per_hour / 3600.0)) < 3600.0 * hours:
-            events.append(TraceEvent(at_s, "die", peer))
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """A trace in which each peer dies with this chance per hour and is back after a while, both exponential.
+
+    It is drawn as far as it is read, and each time the same.
+    """
+
+    pool: PeerPool
+    per_hour: float
+    seed: int
+
+    def __iter__(self) -> Iterator[TraceEvent]:
+        peers = self.pool.peers if self.per_hour else ()
+        return merge(*map(self._of, peers), key=lambda event: (event.at_s, event.peer.name))
+
+    def _of(self, peer: PoolPeer) -> Iterator[TraceEvent]:
+        rng, at_s = Random(f"{self.seed} {peer.name}"), 0.0
+        while True:
+            at_s += rng.expovariate(self.per_hour / 3600.0)
+            yield TraceEvent(at_s, "die", peer)
             at_s += rng.expovariate(1.0 / AWAY_S)
-            events.append(TraceEvent(at_s, "join", peer))
-    return tuple(sorted(events, key=lambda event: (event.at_s, event.peer.name)))
+            yield TraceEvent(at_s, "join", peer)
 
 
-def spans(pool: PeerPool, trace: Sequence[TraceEvent], until_s: float) -> Iterator[tuple[float, Collection[PoolPeer]]]:
+def spans(pool: PeerPool, trace: Iterable[TraceEvent], until_s: float) -> Iterator[tuple[float, Collection[PoolPeer]]]:
     """The peers that are there, and for how many seconds, one span after the other."""
     here, since_s = {peer.name: peer for peer in pool.peers}, 0.0
     for event in trace:

@@ -11,7 +11,7 @@ with quiet_start():
     import sys
     import time
     from collections import Counter
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from dataclasses import dataclass
     from pathlib import Path
     from typing import Annotated, Any, Literal
@@ -23,13 +23,14 @@ with quiet_start():
     from scheduler.planning.play import Play, Workload, workload
     from scheduler.planning.pool import PeerPool, read_pool
     from scheduler.planning.search import basis_of
-    from scheduler.planning.trace import TraceEvent, churn, read_trace, spans
+    from scheduler.planning.trace import Churn, TraceEvent, read_trace, spans
     from swarm.errors import INTERRUPTED, InvalidConfig, UsageError
     from swarm.hf.pretrained import ground
     from swarm.job.placement import Candidate, place
     from swarm.job.resolve import choose
     from swarm.job.spec import JobSpec, load_job
     from swarm.process import lifecycle
+    from swarm.text import counted
     from swarm.types import PeerId
 
 SCHEMA = "swarm.simulation/1"
@@ -48,7 +49,7 @@ class Simulation:
     pool: PeerPool
     load: Workload
     plan: Plan
-    trace: Sequence[TraceEvent]
+    trace: Iterable[TraceEvent]
     seed: int
 
     def run(self, hours: float, progress: Callable[[float], None]) -> dict[str, Any]:
@@ -82,7 +83,7 @@ class Simulation:
         }
 
 
-def simulation(pool: PeerPool, spec: JobSpec, trace: Sequence[TraceEvent], seed: int) -> Simulation:
+def simulation(pool: PeerPool, spec: JobSpec, trace: Iterable[TraceEvent], seed: int) -> Simulation:
     """The job as a scheduler resolves and places it by itself; InvalidConfig if it cannot begin."""
     if spec.has_outer_steps:
         raise InvalidConfig(
@@ -111,14 +112,14 @@ def simulate(
     trace_file: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="What happens to the peers (swarm.trace/1).")
     ] = None,
-    churned: Annotated[
+    churn: Annotated[
         float, typer.Option("--churn", min=0.0, max=60.0, help="The chance per hour that a peer dies; it comes back.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 0,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
     ] = None,
-    compared: Annotated[
+    compare: Annotated[
         list[str] | None,
         typer.Option("--compare", metavar="KEY=VALUE", help="Simulate the job also with this value changed."),
     ] = None,
@@ -128,15 +129,23 @@ def simulate(
 
     The scheduler's own decisions are played, microbatch by microbatch, with modelled stage servers.
     """
-    if trace_file is not None and churned:
+    if trace_file is not None and churn:
         raise UsageError("--trace and --churn: deaths come from one of them", hint="leave one out")
+    compared = compare or []
+    for change, times in Counter(compared).items():
+        key, equals, _ = change.partition("=")
+        if not equals or not all(key.strip().split(".")):
+            hint = "for example: --compare pipeline.overlap=0"
+            raise UsageError(f'--compare needs KEY=VALUE, got "{change}"', hint=hint)
+        if times > 1:
+            raise UsageError(f"--compare {change} is given {counted(times, 'time')}", hint="give it once")
     pool = read_pool(pool_file)
-    trace = churn(pool, churned, hours, seed) if trace_file is None else read_trace(trace_file, pool)
-    changes = [[], *([one] for one in compared or ())]
+    trace = Churn(pool, churn, seed) if trace_file is None else read_trace(trace_file, pool)
+    changes = [[], *([one] for one in compared)]
     specs = [ground(load_job(file, [*(overrides or ()), *change])) for change in changes]
     ways = [simulation(pool, spec, trace, seed) for spec in specs]
     runs: dict[str, dict[str, Any]] = {}
-    for name, way in zip((file.name, *(compared or ())), ways, strict=True):
+    for name, way in zip((file.name, *compared), ways, strict=True):
         runs[name] = way.run(hours, _progress(hours))
         if runs[name]["hours"] < rounded(hours):
             break  # Ctrl-C: what is known so far
@@ -172,6 +181,8 @@ def _table(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     by_hour = " ".join(f"{rate:,.0f}" for rate in first["tokens_per_s_by_hour"])
+    if not first["steps"]:
+        lines.append(f"In these {first['hours']:g} hours no step was finished.")
     return [*lines, f"by hour  {by_hour}", *(f"{times:>6} x {reason}" for times, reason in first["reasons"])]
 
 

@@ -86,6 +86,17 @@ def test_a_replica_that_falls_silent_is_replaced_and_joins_again_once_it_has_fet
     played.brain.validate()
 
 
+def test_a_replica_that_moves_serves_its_new_stage() -> None:
+    """The order to load came with the release from the old stage, and was lost."""
+    names = [("s0-0", 0.2), *((f"s{stage}-{number}", 1.0) for stage in (1, 2) for number in range(3))]
+    played = play(PeerPool(tuple(machine(name, speed=3e10 * speed, line=1e11) for name, speed in names), {}))
+    played.watch()
+    played.run_until(400.0)
+    assert played.counts["moves"] > 0
+    assert sum("joined: it took" in reason for reason in played.reasons) == played.counts["moves"]
+    assert all(server.stage >= 0 for server in played.servers.values())
+
+
 def test_a_peer_that_leaves_hands_its_work_over_and_nothing_is_done_again() -> None:
     played = play(fleet((1.0, 1.0)))
     played.later(40.0, played.leave, "s0-1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from scheduler.planning.pool import PeerPool
 from scheduler.planning.simulate.__main__ import cli
-from scheduler.planning.trace import churn, read_trace, spans
+from scheduler.planning.trace import Churn, read_trace, spans
 from swarm.errors import InvalidConfig, SwarmError
 from tests.support.pools import equals
 
@@ -104,17 +105,26 @@ def test_a_trace_says_who_is_there(tmp_path: Path) -> None:
 
 
 def test_by_chance_each_peer_dies_as_often_as_it_is_told_and_comes_back() -> None:
-    trace = churn(equals(40), 0.5, 48.0, seed=3)
+    trace, again, other = (
+        list(takewhile(lambda event: event.at_s < 48.0 * 3600.0, Churn(equals(40), 0.5, seed))) for seed in (3, 3, 4)
+    )
     deaths = [event for event in trace if event.kind == "die"]
     assert len(deaths) == pytest.approx(40 * 48 * 0.5, rel=0.1)
     assert [event.at_s for event in trace] == sorted(event.at_s for event in trace)
-    assert trace == churn(equals(40), 0.5, 48.0, seed=3) != churn(equals(40), 0.5, 48.0, seed=4)
+    assert trace == again != other
+
+
+def test_a_play_in_which_no_step_is_finished_says_so(tmp_path: Path) -> None:
+    shown = simulated(tmp_path, "--hours", "0.01", "--set", "training.global_batch_sequences=4096")
+    assert "In these 0.01 hours no step was finished." in shown
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
         (("--churn", "1", "--trace", "x"), "deaths come from one of them"),
+        (("--compare", "pipeline"), '--compare needs KEY=VALUE, got "pipeline"'),
+        (("--compare", "pipeline.stages=1") * 2, "--compare pipeline.stages=1 is given 2 times"),
         (("--set", "averaging.mode=diloco"), "only jobs of one island are simulated"),
         (("--set", "pipeline.stages=6", "--set", "limits.min_replicas=2"), "the job cannot begin"),
         (("--trace", "nothing.jsonl"), "there is no file"),
