@@ -76,12 +76,12 @@ def chunks_of(owner: Member, members: Sequence[Member]) -> tuple[SliceChunk, ...
     return tuple(SliceChunk(at, min(owner.stop, at + length)) for at in range(owner.start, owner.stop, length))
 
 
-def under_way_max(chunk_bytes: int) -> int:
-    """How many chunks of this size one member sends another at a time; what is under way alternates, frame by frame.
+def has_room(under_way_bytes: Sequence[int], chunk_bytes: int) -> bool:
+    """Whether a member sends another a chunk beside those that are under way; these alternate, frame by frame.
 
     Two, so that one travels while the other's receipt does, and more if they are small: a long link needs bytes.
     """
-    return max(CHUNKS_UNDER_WAY_MIN, UNDER_WAY_BYTES // max(1, chunk_bytes))
+    return len(under_way_bytes) < CHUNKS_UNDER_WAY_MIN or sum(under_way_bytes) + chunk_bytes <= UNDER_WAY_BYTES
 
 
 MEASURED_BYTES_MIN: Final = 1 << 20  # rounds with less to send or to take say more of delays than of bandwidth

@@ -25,6 +25,7 @@ Decision: docs/decisions/040.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from stage_server.brain.slices import RoundMeter, SliceChunk, under_way_max
+from stage_server.brain.slices import RoundMeter, SliceChunk, has_room
 from stage_server.brain.ways import ChunkWay, ways_of
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
@@ -260,18 +261,24 @@ class _ChunkSender:
         self, links: PeerLinks, deadline: Deadline, tasks: asyncio.TaskGroup, meter: RoundMeter, to: Member
     ) -> None:
         self._links, self._deadline, self._tasks, self._meter, self._to = links, deadline, tasks, meter, to
-        self._room: asyncio.Semaphore | None = None
+        self._waiting = deque[tuple[Letter, Slice]]()
+        self._under_way_bytes: list[int] = []  # of each chunk: a carrier sends chunks of several owners, of many sizes
 
     def send(self, letter: Letter) -> None:
-        header = letter.header
-        assert isinstance(header, Slice)
-        if self._room is None:  # chunks of a slice are alike, and the last one is no larger
-            self._room = asyncio.Semaphore(under_way_max(header.total_bytes))
-        self._tasks.create_task(self._deliver(letter, header, self._room))
+        assert isinstance(letter.header, Slice)
+        self._waiting.append((letter, letter.header))
+        self._fill()
 
-    async def _deliver(self, letter: Letter, header: Slice, room: asyncio.Semaphore) -> None:
-        async with room:
-            await send_slice(self._links, self._to, letter, self._deadline, _word(averaged=header.averaged))
+    def _fill(self) -> None:
+        while self._waiting and has_room(self._under_way_bytes, self._waiting[0][1].total_bytes):
+            letter, header = self._waiting.popleft()
+            self._under_way_bytes.append(header.total_bytes)
+            self._tasks.create_task(self._deliver(letter, header))
+
+    async def _deliver(self, letter: Letter, header: Slice) -> None:
+        await send_slice(self._links, self._to, letter, self._deadline, _word(averaged=header.averaged))
+        self._under_way_bytes.remove(header.total_bytes)
+        self._fill()
         self._meter.sent(self._to.peer, header.total_bytes, asyncio.get_running_loop().time())
 
 

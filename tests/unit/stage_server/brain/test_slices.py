@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +13,9 @@ from stage_server.brain.slices import (
     CHUNK_ELEMENTS_MIN,
     CHUNKS_MAX,
     MEASURED_BYTES_MIN,
-    UNDER_WAY_BYTES,
     RoundMeter,
     chunks_of,
-    under_way_max,
+    has_room,
 )
 from swarm.model.codec import INT8_BLOCK
 from swarm.types import PeerId
@@ -61,9 +62,13 @@ def test_blocks_are_those_of_the_codec() -> None:
     assert BLOCK_ELEMENTS == INT8_BLOCK
 
 
-@pytest.mark.parametrize(("chunk_bytes", "expected"), [(0, UNDER_WAY_BYTES), (1 << 20, 16), (5 << 20, 3), (1 << 30, 2)])
-def test_few_large_chunks_are_under_way_at_a_time(chunk_bytes: int, expected: int) -> None:
-    assert under_way_max(chunk_bytes) == expected
+@pytest.mark.parametrize(
+    ("sizes_bytes", "expected"),
+    [([0] * 99, 99), ([1 << 20] * 99, 16), ([5 << 20] * 99, 3), ([1 << 30] * 99, 2), ([1, *[5 << 20] * 99], 4)],
+)
+def test_few_large_chunks_are_under_way_at_a_time(sizes_bytes: list[int], expected: int) -> None:
+    able = takewhile(lambda count: has_room(sizes_bytes[:count], sizes_bytes[count]), range(len(sizes_bytes)))
+    assert len(list(able)) == expected
 
 
 CHUNK = MEASURED_BYTES_MIN // 8

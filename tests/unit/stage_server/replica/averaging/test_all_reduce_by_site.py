@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from random import Random
 
@@ -11,10 +11,11 @@ import torch
 
 from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
+from stage_server.brain.slices import CHUNKS_UNDER_WAY_MIN
 from stage_server.replica.averaging.all_reduce import Mean
 from swarm.model.exact_sums import mean_of_parts
 from swarm.types import PeerId, Round
-from swarm.wire.messages import Average
+from swarm.wire.messages import Average, Slice
 from tests.support.effort import seeds
 from tests.support.fluid_rounds import UNIT, Fleet
 from tests.support.sim.fluid import Line
@@ -101,6 +102,29 @@ def test_on_the_grid_the_bits_are_those_of_a_flat_round(seed: int) -> None:
     _, means = made.run()
     expected = mean_of_parts([stage.sums for stage in made.stages.values()], TOKENS, made.bits)
     assert torch.equal(one_of(means).gradient, expected)
+
+
+def test_few_bytes_are_under_way_to_a_carrier_whatever_the_sizes_of_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first chunk, which was small, decided how many are under way at a time: the others were large."""
+    most_bytes = 1 << 13
+    monkeypatch.setattr("stage_server.brain.slices.UNDER_WAY_BYTES", most_bytes)
+    site_of = places(3, 3)
+    replicas = [ReplicaRecord(PeerId(name), 1, name, 0, site=site) for name, site in site_of.items()]
+    members = plan_round(replicas, {}, 1 << 16, [1, 16, 16, 16, 16, 16], by_site=True)
+    made = Fleet(Average(0, 0, UNIT, Round(1, 1), members, TOKENS, 1e6), "none", BITS, dict.fromkeys(site_of, NEAR))
+    carry, under_way, seen = made.network.carry, defaultdict[tuple[str, str, bool], list[int]](list), set[int]()
+
+    async def watched(owner: str, to: str, header: Slice, payload: bytes | memoryview) -> None:
+        sizes = under_way[owner, to, header.averaged]
+        sizes.append(header.total_bytes)
+        seen.add(header.total_bytes)
+        assert len(sizes) <= CHUNKS_UNDER_WAY_MIN or sum(sizes) <= most_bytes
+        await carry(owner, to, header, payload)
+        sizes.remove(header.total_bytes)
+
+    monkeypatch.setattr(made.network, "carry", watched)
+    made.run()
+    assert max(seen) >= 4 * min(seen)
 
 
 @pytest.mark.parametrize("codec", ["none", "bfloat16", "int8"])
