@@ -96,7 +96,8 @@ recut       = "auto"            # stall: a job that waits for stage servers, and
 
 [islands]
 count       = "auto"            # or 1 to 64 complete pipelines, joined by averaging.mode; in a swarm 8 at most;
-                                # auto: one for each site (swarm stage-server --site) that can hold the model alone
+                                # auto: one for each site (swarm stage-server --site) that can hold the model alone;
+                                # else 1, or 2 with gaia
 min         = 1                 # to count: with fewer islands at work the job stalls; until then it goes on without
 shares      = "auto"            # equal, or speed: slow islands train less of each step, so that none waits long for
                                 # them; auto: speed, but equal with training.reproducible

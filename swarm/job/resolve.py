@@ -1,7 +1,7 @@
 """Every "auto" of a job file becomes a value here, once: `resolve` gives the spec that is stored with the job.
 
     model.family                     the family of the model that model.id names, else the default
-    islands.count                    one for each site that can serve an island alone (placement.py)
+    islands.count                    one for each site that can serve an island alone (placement.py), or 2 with gaia
     training.microbatch_sequences    a divisor of the batch that keeps microbatches many and small
     pipeline.stages, split           two peers for a stage, cut so that all stages cost the same (partition.py),
                                      or so that the memory on offer holds them (memory_split.py)
@@ -245,9 +245,8 @@ def _outer(spec: JobSpec, overlap_steps: int | None = None) -> dict[str, Any]:
     every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
     both = values["learning_rate"] == values["momentum"] == "auto"
     chosen["learning_rate"], chosen["momentum"] = (_MEASURED if both else _PUBLISHED)[spec.averaging.mode]
-    if overlap_steps is not None or every == 1:
-        room = every - 1 if values["fragments"] == "auto" else (every - 1) // values["fragments"]
-        chosen["overlap_steps"] = min(overlap_steps or 0, room)
+    room = (every - 1) // (1 if values["fragments"] == "auto" else values["fragments"])
+    chosen["overlap_steps"] = min(chosen["overlap_steps"] if overlap_steps is None else overlap_steps, room)
     overlaps = chosen["overlap_steps"] if values["overlap_steps"] == "auto" else values["overlap_steps"]
     if overlaps and spec.averaging.mode != "gaia":
         chosen["mixing"] = MIXING
@@ -262,11 +261,12 @@ def _for_sites(spec: JobSpec, basis: Basis) -> tuple[JobSpec, Basis]:
     peers that the cut must suit: of one of these sites, or all."""
     if spec.islands.count != "auto" or not spec.has_outer_steps:
         return spec, basis
+    least = most_islands(spec, 2) if spec.averaging.mode == "gaia" else 1  # it is for several
 
     def needs_for(count: int, site: Sequence[Candidate], peers: int) -> tuple[Memory, ...]:
         memory = [peer.offer for peer in site]
         try:
-            resolved, _ = _fitted(_with_islands(spec, count), replace(basis, idle=memory, present=memory))
+            resolved, _ = _fitted(_with_islands(spec, max(count, least)), replace(basis, idle=memory, present=memory))
         except SwarmError:
             return ()
         return needs(model_costs(resolved), resolved.split, peers)
@@ -276,7 +276,7 @@ def _for_sites(spec: JobSpec, basis: Basis) -> tuple[JobSpec, Basis]:
 
     found = sites_for_islands(basis.lasting, most, needs_for, spec.limits.min_replicas)
     if found is None:
-        return spec, basis
+        return (_with_islands(spec, least) if least > 1 else spec), basis
     count, site = found
     return _with_islands(spec, count), replace(basis, idle=[peer.offer for peer in site])
 

@@ -262,9 +262,9 @@ EXCHANGES_MAX = 200_000  # of a job: they are counted one by one
 class IslandsSection(Section):
     """How many complete pipelines train the job, each by itself between two exchanges ([outer])."""
 
-    count: Auto | Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = "auto"  # one for each site of the swarm; else 1
+    count: Auto | Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = "auto"  # one for each site; else 1, or 2 with gaia
     min: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1  # with fewer at work the job stalls
-    shares: Literal["auto", "equal", "speed"] = "auto"  # of a step's batch (swarm/job/shares.py)
+    shares: Literal["auto", "equal", "speed"] = "auto"  # of the batch (swarm/job/leases.py)
 
 
 class AveragingSection(Section):
@@ -334,7 +334,7 @@ def _check_gaia(spec: JobSpec) -> None:
                 'remove it, or set averaging.mode = "gaia"'
             )
         return
-    if spec.island_count < 2:
+    if spec.islands.count == 1:
         raise ValueError(f'averaging.mode = "{mode}" is for several islands: set islands.count, for example to 2')
     if outer.compression == "fp4":
         raise ValueError(

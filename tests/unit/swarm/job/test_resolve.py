@@ -113,6 +113,9 @@ def test_a_job_that_leaves_it_open_has_an_island_for_each_site_that_can_serve_on
     assert islands(spec, lyon=3, berlin=2, rome=1) == 2
     assert islands(spec, lyon=4, rome=1) == islands(spec) == 1
     assert islands(small_spec(Path("text.txt")), lyon=3, berlin=2) == 1
+    gaia = spec.having("averaging", mode="gaia").having("training", global_batch_sequences=16)
+    assert islands(gaia, lyon=3, berlin=2, rome=2, oslo=2) == 4
+    assert islands(gaia, lyon=4, rome=1) == islands(gaia) == 2, "it is for several"
 
 
 @pytest.mark.parametrize("rich", [3, 1])
