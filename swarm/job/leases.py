@@ -13,11 +13,15 @@ than the memory of a stage server was estimated for; an island that is lost may 
 
 Equal leases have the numbers of islands with equal shares of each step (swarm/job/course.py).
 
+Not chosen: equal leases in short periods, as gaia has, because the shorter a period is, the more often all islands wait
+for the slowest. That a period waits until its cut is durable is the price.
+
 Pure values; standard library only. Decision: docs/decisions/126.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
@@ -61,6 +65,8 @@ class Leases:
         self.islands, self.microbatches = islands, microbatches
         self._steps, self._every = steps, every_steps
         self._cut: dict[int, list[list[_Lease]]] = {}  # by first step of a period: of each island, in order
+        self._starts: list[int] = []  # its keys, sorted: a job may have 100,000
+        self._more: list[list[int]] = []  # before each: how many microbatches more than with equal leases, by island
         self.decided = 0  # the periods before this inner step were cut, or left as they are
         self.closed: dict[int, int] = {}  # by island: the first inner step that it may not begin yet
 
@@ -77,13 +83,8 @@ class Leases:
 
     def trained(self, island: int, steps: int) -> int:
         """How many microbatches the first inner steps of an island have."""
-        usual = self.microbatches // self.islands
-        total = steps * usual
-        for first, leases in self._cut.items():
-            if first < steps:
-                stop = min(steps, self.period(first).stop)
-                total += sum(_in_turn(leases[island], stop)) - (stop - first) * usual
-        return total
+        more = self._more_until(bisect_left(self._starts, steps), island, steps)
+        return steps * (self.microbatches // self.islands) + more
 
     def numbers(self, portion: int) -> Sequence[int]:
         """The microbatches of a portion, numbered through the job."""
@@ -137,7 +138,30 @@ class Leases:
             if of[island][-1].first == step:
                 of[island].pop()
             of[island].append(_Lease(step, period.stop - step, _ranges(ranges)))
+        if cut.leases:
             self._cut[period.start] = of
+            self._total(period.start)
+
+    def _total(self, start: int) -> None:
+        """Count anew from a period on. A later one has seldom been cut before."""
+        at = bisect_left(self._starts, start)
+        if start not in self._starts[at : at + 1]:
+            self._starts.insert(at, start)
+        del self._more[at:]
+        for place in range(at, len(self._starts)):
+            self._more.append([self._more_until(place, island, self._steps) for island in range(self.islands)])
+
+    def _more_until(self, place: int, island: int, steps: int) -> int:
+        """How many microbatches more than with equal leases an island has in the first so many periods that were cut.
+
+        Of the last one the first `steps` inner steps of the job count.
+        """
+        if place == 0:
+            return 0
+        period = self.period(self._starts[place - 1])
+        stop = min(steps, period.stop)
+        usual = (stop - period.start) * (self.microbatches // self.islands)
+        return self._more[place - 1][island] + sum(_in_turn(self._cut[period.start][island], stop)) - usual
 
     def _of(self, period: range) -> list[list[_Lease]]:
         """The leases of each island in a period."""

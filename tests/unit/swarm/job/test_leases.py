@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.job.course import IslandCourse
-from swarm.job.leases import Cut, Leases, fill
+from swarm.job.leases import Cut, Leases, _Lease, fill
 
 SPEEDS = (1 / 0.58, 1 / 0.75, 1 / 1.51, 1 / 3.33)
 
@@ -52,7 +53,7 @@ def test_however_leases_are_cut_each_number_is_trained_once_and_each_step_has_so
     data: st.DataObject, islands: int, each: int, every: int, steps: int
 ) -> None:
     leases = Leases(islands, islands * each, steps, every)
-    for start in range(0, steps, every):
+    for start in data.draw(st.permutations(range(0, steps, every))):
         period, first = leases.period(start), dict.fromkeys(range(islands), start)
         for _ in range(data.draw(st.integers(0, 3))):
             first = {n: data.draw(st.integers(step, period.stop - 1)) for n, step in first.items()}
@@ -61,6 +62,7 @@ def test_however_leases_are_cut_each_number_is_trained_once_and_each_step_has_so
             cut = leases.anew(first, fill(sum(left.values()), takers, islands * each))
             assert leases.fits(cut)
             leases.cut(cut)
+            check_totals(leases, steps)
     made = trained(leases, steps, every)
     assert sorted(number for of in made for step in of for number in step) == list(range(islands * each * steps))
     for island, of in enumerate(made):
@@ -68,7 +70,28 @@ def test_however_leases_are_cut_each_number_is_trained_once_and_each_step_has_so
         assert min(sizes) >= 1
         assert max(sizes) <= islands * each
         assert sizes == [leases.count(island, step) for step in range(steps)]
-        assert [leases.trained(island, step) for step in range(steps + 1)] == [sum(sizes[:n]) for n in range(steps + 1)]
+
+
+def check_totals(leases: Leases, steps: int) -> None:
+    for island in range(leases.islands):
+        sums = accumulate((leases.count(island, step) for step in range(steps)), initial=0)
+        assert [leases.trained(island, step) for step in range(steps + 1)] == list(sums)
+
+
+def test_what_an_island_has_trained_is_known_without_going_through_all_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views ask for it, and a job may have 100,000 periods: each question took half a second."""
+    leases, asked = Leases(2, 4, 400, 2), list[int]()
+    for start in range(0, 400, 2):
+        leases.cut(leases.anew({0: start, 1: start}, {0: 5, 1: 3}))
+    until = _Lease.until
+
+    def counted(lease: _Lease, step: int) -> int:
+        asked.append(step)
+        return until(lease, step)
+
+    monkeypatch.setattr(_Lease, "until", counted)
+    assert [leases.trained(island, 399) for island in (0, 1)] == [5 * 199 + 2, 3 * 199 + 1]
+    assert asked == [399, 399]
 
 
 FITS = Cut({0: 1, 1: 2}, {0: ((2, 8), (12, 14)), 1: ((14, 16),)})
