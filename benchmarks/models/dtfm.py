@@ -28,8 +28,8 @@ from random import Random
 from statistics import fmean
 
 from benchmarks.models.cities import Tables, data_centre, eight_cities
+from benchmarks.models.line_search import PeerPairs, in_order, lined_up, peer_pairs, search
 from benchmarks.models.published import Figure, exactly, near, parser, tell
-from scheduler.planning.dtfm import PeerPairs, in_order, lined_up, peer_pairs, search
 from swarm.errors import InvalidConfig, SwarmError
 
 GRADIENT_BYTES = 0.65e9

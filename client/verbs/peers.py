@@ -59,7 +59,7 @@ def peers(
     is repeated, and gets none until it is undrained or restarted. The last one of a stage stays until another has
     joined."""
     shell: Shell = context.obj
-    if action != "ls" and not peer:
+    if action in ("drain", "undrain") and not peer:
         raise UsageError("missing argument PEER", hint="list them with: swarm peers")
     if action == "undrain":
         undrain(shell, peer)

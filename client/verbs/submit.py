@@ -34,7 +34,7 @@ from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.resolve import choice_text
 from swarm.job.spec import JobSpec, load_job, spec_from_json
-from swarm.text import counted, first_line, size
+from swarm.text import counted, first_line, printable, size
 from swarm.text_file import read_small
 from swarm.types import Memory, PeerState, needs_text
 
@@ -104,25 +104,26 @@ def submit(
         return 0
     if file is None:
         raise UsageError("missing argument FILE", hint="write one with: swarm submit --example > job.toml")
-    overrides = [*cut_of(plan), *(set_ or ()), *([f'name="{name}"'] if name else [])]
+    overrides = [*(set_ or ()), *([f'name="{name}"'] if name else [])]
     if priority is not None:
         overrides.append(f"limits.priority={priority}")
     if resume_from:
         overrides.append(f"checkpoint.resume_from={json.dumps(resume_from)}")
     with _job_file(file) as path:
+        if plan is not None:
+            overrides = [*cut_of(plan, load_job(path, set_ or ()), shell.say), *overrides]
         if dry_run:
             show_values(shell, path, overrides)
             return 0
         return send_job(shell, path, overrides, detach=detach, managed=managed)
 
 
-def cut_of(plan: Path | None) -> list[str]:
-    """What --set would take for the cut of a plan (scheduler/planning/plan.py); InvalidConfig if the file has none.
+def cut_of(plan: Path, spec: JobSpec, say: Callable[[str], object]) -> list[str]:
+    """What --set would take for the cut of a plan (scheduler/planning/plan.py) of the job `spec`; InvalidConfig.
 
-    Not its places: stage servers that it names may be gone, and the scheduler places what is there.
+    Not its places: stage servers that it names may be gone, and the scheduler places what is there. So `say` hears
+    whom the plan does without.
     """
-    if plan is None:
-        return []
     hint = "print one with: swarm plan JOB --pool FILE -o json > plan.json"
     try:
         values = json.loads(read_small(plan))
@@ -131,9 +132,20 @@ def cut_of(plan: Path | None) -> list[str]:
     if (
         not isinstance(values, dict)
         or values.get("schema") != "swarm.plan/1"
-        or not set(PLANNED.values()) <= values.keys()
+        or not {"job", *PLANNED.values()} <= values.keys()
+        or not all(isinstance(values.get(key), list) for key in ("split", "reasons"))
     ):
         raise InvalidConfig(f"{plan} is no plan", hint=hint)
+    if values["job"] != spec.name:
+        told = f"{plan} is a plan of job {printable(str(values['job'])[:40])}, not of {spec.name}"
+        raise InvalidConfig(told, hint=hint)
+    layers = sum(one for one in values["split"] if isinstance(one, int))
+    if not spec.model.id and layers != spec.layers:
+        raise InvalidConfig(f"{plan} is of a model of {counted(layers, 'layer')}, not of {spec.layers}", hint=hint)
+    say(f"{plan}: the scheduler places all stage servers; what was predicted holds without those left out")
+    for reason in map(str, values["reasons"]):
+        if reason.startswith(("as placed: ", "left out: ")):
+            say(printable(reason))
     return [f"{key}={json.dumps(values[name])}" for key, name in PLANNED.items()]
 
 

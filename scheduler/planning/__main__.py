@@ -20,7 +20,7 @@ with quiet_start():
     from scheduler.planning.pool import PeerPool, read_pool
     from scheduler.planning.search import EFFORT, Search
     from scheduler.planning.table import lines
-    from swarm.errors import INTERRUPTED, InvalidConfig
+    from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError
     from swarm.hf.pretrained import ground
     from swarm.job.spec import JobSpec, load_job
     from swarm.process import lifecycle
@@ -70,7 +70,7 @@ def plan(
         )
     pool = read_pool(pool_file)
     _warn_of_age(pool)
-    before = _plan_to_compare(compare, spec)
+    before = _plan_to_compare(compare, pool, spec)
     search = Search(pool, spec, seed=seed, effort=effort, by_price=by == "price")
     chosen, is_stopped = _run(search)
     resolved = cut_as(pool, spec, chosen)
@@ -120,30 +120,35 @@ def _write(path: Path, text: str) -> None:
 
 
 def _warn_of_age(pool: PeerPool) -> None:
+    """Of links; InvalidConfig if they are still to be measured, by more than a time zone."""
     if not pool.measured:
         return
     days = (datetime.now(UTC).date() - date.fromisoformat(pool.measured)).days
+    if days < -1:
+        raise InvalidConfig(f"measured = {pool.measured} is a day to come", hint="write the day of the measurement")
     if days > MEASURED_DAYS_MAX:
         print(f"warning: the links were measured {counted(days, 'day')} ago", file=sys.stderr)
 
 
-def _plan_to_compare(path: Path | None, spec: JobSpec) -> Plan | None:
+def _plan_to_compare(path: Path | None, pool: PeerPool, spec: JobSpec) -> Plan | None:
+    """The plan in a file with the facts of now; InvalidConfig unless it is of this job and the pool has its peers."""
     if path is None:
         return None
     job, before = read_plan(path)
     if job != spec.name:
         raise InvalidConfig(f"{path} is a plan of job {job}, not of {spec.name}", hint="compare plans of one job")
-    return before
+    if gone := sorted(before.peers - {peer.name for peer in pool.peers}):
+        print(f"warning: the pool lacks {', '.join(gone[:8])} of {path}", file=sys.stderr)
+    try:
+        return again(pool, spec, before)
+    except SwarmError as error:
+        error.message = f"{path}: {error.message}"
+        raise
 
 
 def _say_compared(pool: PeerPool, spec: JobSpec, path: Path | None, before: Plan, chosen: Plan) -> None:
-    gone = sorted(before.peers - {peer.name for peer in pool.peers})
-    if gone:
-        print(f"warning: the pool lacks {', '.join(gone[:8])} of {path}", file=sys.stderr)
     assert chosen.predicted is not None
-    then = again(pool, spec, before)
-    if chosen.predicted.by == "played":
-        then = played(pool, spec, then)
+    then = played(pool, spec, before) if chosen.predicted.by == "played" else before
     assert then.predicted is not None
     moved = sum(
         name not in chosen.places[stage] if stage < len(chosen.places) else True

@@ -90,7 +90,7 @@ def _columns(pool: PeerPool, facts: CutBound, plan: Plan) -> Iterator[str]:
     bound = facts.of(numbers)
     y = base - bound.microbatches_per_s * scale
     yield f'<line class="limit" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - LEFT}" y2="{y:.1f}"/>\n'
-    told = f"{bound.microbatches_per_s:.3g} microbatches/s: {bound.limits}"
+    told = f"dashed: {bound.limits} lets {bound.microbatches_per_s:.3g} microbatches/s through, what is above it waits"
     yield _text(LEFT, base + 55, f"{told}{'; numbers of stages, and layers below' if is_narrow else ''}", "quiet")
 
 
@@ -123,7 +123,8 @@ def _lanes(pool: PeerPool, facts: CutBound, plan: Plan) -> str:
             busy[at[name], moment] += part / len(lanes[at[name]][1])
     left, top = LEFT + 110, TOP + TALL + 72
     wide = (WIDTH - LEFT - left) / BINS
-    drawn = [_text(LEFT, top, f"a step of {end - begin:.3g} s, as it is played", "quiet")]
+    filled = "filled while it computes" if len(lanes) > len(plan.places) else "filled as far as its replicas compute"
+    drawn = [_text(LEFT, top, f"a step as it is played, {end - begin:.3g} s from left to right; {filled}", "quiet")]
     for number, (name, _) in enumerate(lanes):
         base = top + 8 + LANE * (number + 1)
         path, level = f"M{left} {base}", 0.0

@@ -39,8 +39,8 @@ class Predicted:
 class Plan:
     """The layers of each stage, and the names of its peers.
 
-    `overlap` counts the microbatches of a step that use weights one step old. With several islands `places` has the
-    stages of all, one island after the other. With `recompute` forward is computed again for backward.
+    `overlap` counts the microbatches of a step that use weights one step old. With `recompute` forward is computed
+    again for backward.
     """
 
     split: tuple[int, ...]
@@ -48,7 +48,6 @@ class Plan:
     microbatch_sequences: int
     overlap: int = 0
     recompute: bool = False
-    islands: int = 1
     predicted: Predicted | None = None
     reasons: tuple[str, ...] = ()
     facts_hash: str = ""
@@ -91,7 +90,6 @@ class _Document(BaseModel):
     microbatch_sequences: int = Field(ge=1)
     overlap: int = Field(ge=0)
     recompute: bool
-    islands: int = Field(ge=1)
     predicted: Predicted | None
     reasons: tuple[str, ...]
     facts_hash: str
@@ -112,7 +110,7 @@ def read_plan(path: Path) -> tuple[str, Plan]:
         raise InvalidConfig(f"{path} is no plan: {key or 'it'}: {fault['msg'].lower()}", hint=hint) from None
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"{path} is no plan: {error}", hint=hint) from None
-    if len(found.places) != found.islands * len(found.split):
+    if len(found.places) != len(found.split):
         raise InvalidConfig(f"{path} is no plan: it has other places than stages", hint=hint)
     values = {name: getattr(found, name) for name in Plan.__dataclass_fields__}
     return found.job, Plan(**values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import mean
 
 from scheduler.planning.bound import Bound, CutBound
@@ -13,9 +14,11 @@ from scheduler.planning.pool import PeerPool, PoolPeer
 from scheduler.planning.search import TIE, Placement, Search, basis_of
 from swarm.errors import InvalidConfig
 from swarm.job.partition import microbatch_tokens
+from swarm.job.placement import Candidate, place
 from swarm.job.resolve import choose
 from swarm.job.spec import JobSpec
 from swarm.text import bandwidth, counted, spoken_duration
+from swarm.types import PeerId
 
 PLAYS_MIN, PLAYS_MAX = 2, 6  # plans that are played
 SEEDS = 2
@@ -23,6 +26,8 @@ LARGE = 500  # peers: of more, the best plan alone is played
 LONG_STEP_HOPS = 1500  # of a step: 11 steps with two seeds take longer than a person waits
 LEFT_OUT_MAX = 32  # peers of which the reason is looked for
 NEXT_MAX = 4
+ABOVE_BOUND = 0.02  # by so much chance may lift a play
+PATIENCE = 100  # times the step of a plan: so long the scheduler's own placement is played at most
 AVERAGING_GROWS = 1.1  # by a peer: then its line is the reason why it is left out
 
 
@@ -38,25 +43,28 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
     if plays:
         shown = []
         for number, plan in enumerate(plans[: PLAYS_MAX if len(search.pool.peers) <= LARGE else 1]):
-            if number >= PLAYS_MIN and costs[number] > min(shown):
-                break  # a play is no better than its bound, so neither this nor a later one is
+            if number >= PLAYS_MIN and costs[number] > min(shown) * (1.0 + ABOVE_BOUND):
+                break  # neither this nor a later one can be better
             plans[number] = played(search.pool, search.spec, plan)
             shown.append(_cost(plans[number], by_price=search.by_price))
     first = next(number for number, cost in enumerate(shown) if cost <= min(shown) * (1.0 + TIE))
-    plans.insert(0, plans.pop(first))
-    found.insert(0, found.pop(first))
-    best, plan = found[0], plans[0]
+    best, plan = found[first], plans.pop(first)
     facts = CutBound(search.pool, best.spec)
-    reasons = [f"limits: {best.bound.limits}, {best.bound.microbatches_per_s:.3g} microbatches/s at best"]
+    reasons = [f"limits: {_limits(best, plan)}"]
+    if search.by_price:
+        reasons.append(f"price: {_per_money(plan)}")
     if alone := [str(stage) for stage, place in enumerate(best.places) if not place[1:]]:
         where = f"stage {', '.join(alone)}" if len(alone) < len(best.places) else "each stage"
         reasons.append(f"alone: one replica at {where}; limits.min_replicas = 2 plans for a loss")
+    if plays:
+        reasons.append(f"as placed: {_as_placed(search.pool, facts, plan)}")
     reasons += (f"left out: {text}" for text in _left_out(search.pool, facts, best))
-    others = [*_next_best(plans), *_refused(search)]
+    plans.sort(key=lambda one: _cost(one, by_price=search.by_price))
+    others = [*(_told(one, plan, by_price=search.by_price) for one in plans[:NEXT_MAX]), *_refused(search)]
     reasons += [f"next best: {'; '.join(others)}"] if others else []
     reasons += (f"assumed: {text}" for text in search.pool.assumed)
     if not search.is_done:
-        reasons.append(f"stopped: after {search.spent} of {counted(search.effort, 'evaluation')}")
+        reasons.append(f"stopped: after {search.spent} of {counted(search.effort, 'placement')}")
     return replace(plan, reasons=tuple(reasons), seed=search.seed)
 
 
@@ -84,18 +92,22 @@ def again(pool: PeerPool, spec: JobSpec, before: Plan) -> Plan:
 def played(pool: PeerPool, spec: JobSpec, plan: Plan) -> Plan:
     """The plan with what plays of it show, in the place of what the bound predicts.
 
-    A play of long steps has fewer of them.
+    A play of long steps has fewer of them. Its spread is half of what the halves of all plays differ by.
     """
     assert plan.predicted is not None
     facts = CutBound(pool, cut_as(pool, spec, plan))
     load = workload(facts)
     is_long = load.microbatches * len(plan.split) > LONG_STEP_HOPS
     rules = replace(RULES, warm_up=2, measured=2) if is_long else RULES
-    shown = [Play(pool, plan, load, rules, seed).run() for seed in range(SEEDS)]
-    rates = [one.tokens_per_s for one in shown]
-    rate = mean(rates)
+    plays = [Play(pool, plan, load, rules, seed) for seed in range(SEEDS)]
+    shown = [play.run() for play in plays]
+    rate = mean(one.tokens_per_s for one in shown)
+    half = rules.measured // 2
+    ends = [play.committed_s[rules.warm_up - 1 :: half][:3] for play in plays]
+    tokens = half * load.microbatches * load.tokens
+    rates = [tokens / (end_s - begin_s) for times in ends for begin_s, end_s in pairwise(times)]
     spread = (max(rates) - min(rates)) / 2.0 / rate
-    idle, price = mean(one.idle_ratio for one in shown), plan.predicted.price_per_hour
+    idle, price = max(0.0, mean(one.idle_ratio for one in shown)), plan.predicted.price_per_hour
     step_s = facts.spec.training.microbatches * load.tokens / rate
     predicted = Predicted("played", rounded(rate), rounded(step_s), rounded(idle), price, rounded(spread))
     return replace(plan, predicted=predicted)
@@ -142,33 +154,87 @@ def _left_out(pool: PeerPool, facts: CutBound, best: Placement) -> Iterator[str]
     numbers, reasons = numbers_of(pool, best.places), dict[str, list[str]]()
     aside = [(number, peer) for number, peer in enumerate(pool.peers) if peer.name not in used]
     for number, peer in aside[:LEFT_OUT_MAX]:
-        reasons.setdefault(_why_not(facts, numbers, number, peer, best.bound), []).append(peer.name)
+        reasons.setdefault(_why_not(pool, facts, numbers, number, best.bound), []).append(peer.name)
     if aside[LEFT_OUT_MAX:]:
         yield f"{len(aside)} peers, of these:"
     for reason, names in reasons.items():
         yield f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"
 
 
-def _why_not(facts: CutBound, numbers: Sequence[Sequence[int]], number: int, peer: PoolPeer, bound: Bound) -> str:
-    able = [stage for stage in range(len(numbers)) if facts.holds[number, stage]]
+def _why_not(pool: PeerPool, facts: CutBound, numbers: Sequence[Sequence[int]], number: int, bound: Bound) -> str:
+    able, peer = [stage for stage in range(len(numbers)) if facts.holds[number, stage]], pool.peers[number]
     if not able:
         least = min(facts.needs, key=lambda need: need.total_bytes)
         return f"no stage fits, the smallest needs {least.beside(peer.offer)}, it offers {peer.offer}"
-    with_it = ([[*members, number] if at == stage else members for at, members in enumerate(numbers)] for stage in able)
-    after = min(map(facts.of, with_it), key=lambda one: one.step_s)
-    if after.round_s > AVERAGING_GROWS * bound.round_s:
-        line = bandwidth(min(peer.up_bits_per_s, peer.down_bits_per_s) / 8.0)
-        return f"its line of {line} would make averaging {spoken_duration(after.round_s)}"
+    with_it = {
+        stage: facts.of([[*members, number] if at == stage else members for at, members in enumerate(numbers)])
+        for stage in able
+    }
+    stage = min(able, key=lambda one: with_it[one].step_s)
+    after = with_it[stage]
+    averaging, longer = spoken_duration(bound.round_s), spoken_duration(after.round_s)
+    if after.round_s > AVERAGING_GROWS * bound.round_s and averaging != longer:
+        way = _slowest_way(pool, peer, [pool.peers[one] for one in numbers[stage]])
+        return f"{way} would lengthen averaging from {averaging} to {longer}"
     gain = 1.0 - after.step_s / bound.step_s
     return f"a step would take {gain:.1%} less" if gain >= TIE else "a step would take no less"
 
 
-def _next_best(plans: Sequence[Plan]) -> Iterator[str]:
-    """What the next plans are predicted to do: played, or by the bound."""
-    shown = [plan.predicted for plan in plans[: NEXT_MAX + 1] if plan.predicted is not None]
-    for plan, predicted in zip(plans[1:], shown[1:], strict=False):
-        how = "" if predicted.by == shown[0].by else " by the bound"
-        yield f"{counted(len(plan.split), 'stage')} {predicted.tokens_per_s:,.0f} tokens/s{how}"
+def _slowest_way(pool: PeerPool, peer: PoolPeer, others: Sequence[PoolPeer]) -> str:
+    """The slowest of a peer's line and its links to others."""
+    ways = [(min(peer.up_bits_per_s, peer.down_bits_per_s), "its line")]
+    for other in others:
+        if (end := pool.end_of(other)) != pool.end_of(peer):
+            bits_per_s = min(pool.link(peer, other).bits_per_s, pool.link(other, peer).bits_per_s)
+            ways.append((bits_per_s, f"its link with {end or other.name}"))
+    bits_per_s, name = min(ways)
+    return f"{name} of {bandwidth(bits_per_s / 8.0)}"
+
+
+def _limits(best: Placement, plan: Plan) -> str:
+    """What limits a plan by the bound, and how much of that a play reaches."""
+    bound, predicted = best.bound, plan.predicted
+    text = f"{bound.limits}, {bound.microbatches_per_s:.3g} microbatches/s at best"
+    if predicted is None or predicted.by == "bound":
+        return text
+    share = predicted.tokens_per_s / microbatch_tokens(best.spec) / bound.microbatches_per_s
+    return f"{text}; played: {100 * share:.0f} % of that, a round of averaging takes {spoken_duration(bound.round_s)}"
+
+
+def _as_placed(pool: PeerPool, facts: CutBound, plan: Plan) -> str:
+    """What a play shows where the scheduler places all peers, whose speeds it does not know yet."""
+    idle = [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in pool.peers]
+    stages, load = len(plan.split), workload(facts)
+    placed = place(idle, stages, facts.spec.limits.min_replicas, facts.needs)
+    assert plan.predicted is not None
+    if placed.plan is None:
+        return f"the scheduler could not begin: {placed.reason}"
+    places = tuple(tuple(name for name, at in placed.plan.items() if at == stage) for stage in range(stages))
+    play = Play(pool, replace(plan, places=places), load)
+    play.watch()
+    steps, until_s = 4, PATIENCE * plan.predicted.step_s
+    while len(play.committed_s) < steps and play.now_s < until_s:
+        play.turn()
+    ends, tokens = play.committed_s, load.microbatches * load.tokens
+    is_played = len(ends) == steps
+    rate = rounded(2 * tokens / (ends[-1] - ends[-3]) if is_played else steps * tokens / until_s)
+    told = f"{rate:,.0f} tokens/s (played)" if is_played else f"below {rate:,.0f} tokens/s (played)"
+    text = f"the scheduler itself would use {counted(len(placed.plan), 'peer')}: {told}"
+    return text if len(plan.peers) == len(pool.peers) else f"{text}; the prediction is without those left out"
+
+
+def _told(plan: Plan, best: Plan, *, by_price: bool) -> str:
+    """What another plan is predicted to do: played, or by the bound."""
+    assert plan.predicted is not None
+    assert best.predicted is not None
+    price = f" at {plan.predicted.price_per_hour:,.2f} per hour, {_per_money(plan)}" if by_price else ""
+    how = "" if plan.predicted.by == best.predicted.by else " by the bound"
+    return f"{counted(len(plan.split), 'stage')} {plan.predicted.tokens_per_s:,.0f} tokens/s{price}{how}"
+
+
+def _per_money(plan: Plan) -> str:
+    cost = _cost(plan, by_price=True) / 3600.0
+    return f"{rounded(1.0 / cost):,.0f} tokens for 1.00" if cost else "free"
 
 
 def _refused(search: Search) -> Iterator[str]:

@@ -124,22 +124,43 @@ class PeerPool:
 # The file -------------------------------------------------------------------------------------------------------------
 
 
+_NAMED = "of letters, digits and . _ : -, in quotation marks"
+_WANTED = {  # the keys of the file, and what each should be
+    "schema": '"swarm.pool/1"',
+    "peer": "a table [[peer]] for each machine",
+    "links": "one table [links]",
+    "name": _NAMED,
+    "count": f"a whole number from 1 to {PEERS_MAX}",
+    "device": _NAMED,
+    "memory": 'with its unit, such as "24GiB"',
+    "host_memory": 'with its unit, such as "64GiB"',
+    "site": _NAMED,
+    "speed": "a number above 0: multiply-adds per second, such as 2.1e12",
+    "up": 'with kbit, Mbit or Gbit, such as "200Mbit"',
+    "down": 'with kbit, Mbit or Gbit, such as "200Mbit"',
+    "price_per_hour": "a number that is not below 0",
+    "delay_ms": 'the name of a file, such as "delay.csv"',
+    "bandwidth_gbps": 'the name of a file, such as "bandwidth.csv"',
+    "measured": 'a day, such as "2026-11-20"',
+}
+
+
 def _bytes(value: object) -> object:
     if not isinstance(value, str) or not value.endswith("B"):
-        raise ValueError('write it with its unit, such as "24GiB"')
+        raise ValueError
     return parse_size(value)
 
 
 def _bits(value: object) -> object:
     found = _BITS.fullmatch(value) if isinstance(value, str) else None
     if found is None or not float(found[1]):
-        raise ValueError('write it with kbit, Mbit or Gbit, such as "200Mbit"')
+        raise ValueError
     return float(found[1]) * _BIT_UNITS[found[2]]
 
 
 def _day(value: object) -> object:
     if not isinstance(value, str):
-        raise ValueError('a day in quotation marks, such as "2026-11-20"')
+        raise ValueError
     return date.fromisoformat(value).isoformat()
 
 
@@ -204,6 +225,9 @@ def read_pool(path: Path) -> PeerPool:
     if None not in (delay.by_peer, bandwidth.by_peer) and delay.by_peer != bandwidth.by_peer:
         told = f"{links.delay_ms} and {links.bandwidth_gbps} differ in size"
         raise InvalidConfig(told, hint="write both for each peer, or both for each site")
+    if all(peer.speed is None for peer in peers):
+        told = f"{path}: no peer has a speed"
+        raise InvalidConfig(told, hint="give one at least: multiply-adds of a forward per second")
     return _completed(peers, delay, bandwidth, links.measured)
 
 
@@ -212,17 +236,20 @@ def _refused(path: Path, text: str, error: ValidationError) -> InvalidConfig:
     fault = error.errors(include_url=False)[0]
     loc = [part for part in fault["loc"] if isinstance(part, int) or not re.search(r"[\[(-]", part)]
     number = next((part for part in loc if isinstance(part, int)), None)
-    key = str(loc[-1]) if loc else ""
+    is_unknown = fault["type"] == "extra_forbidden"
+    key = str(fault["loc"][-1]) if is_unknown else next(part for part in reversed(loc) if isinstance(part, str))
     where = f"{path}{_lines_of(text)(number, key) if number is not None else ''}"
-    if fault["type"] == "extra_forbidden":
+    if is_unknown:
         tables: dict[str, type[_PoolTable]] = {"peer": _PeerTable, "links": _LinksTable}
         known = tables.get(str(loc[0]) if loc[1:] else "", _PoolFile).model_fields
         near = difflib.get_close_matches(key, known, n=1)
         hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(known)}"
         return InvalidConfig(f'{where}: unknown key "{printable(key[:40])}"', hint=hint)
-    told = "is missing" if fault["type"] == "missing" else f"is {printable(repr(fault['input'])[:40])}"
-    hint = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return InvalidConfig(f"{where}: {key} {told}", hint=hint)
+    is_one = key == "peer" and isinstance(fault["input"], dict)
+    told = "is one table" if is_one else f"is {printable(repr(fault['input'])[:40])}"
+    if fault["type"] == "missing" or fault["input"] == []:
+        told = "is missing"
+    return InvalidConfig(f"{where}: {key} {told}", hint=f"it should be {_WANTED[key]}")
 
 
 def _lines_of(text: str) -> Any:
@@ -251,10 +278,10 @@ class _LinkCells:
 def _matrix(pool: Path, name: str, peers: Sequence[_PeerTable], most: float, unit: str) -> _LinkCells:
     if not name:
         return _LinkCells()
-    lines = csv.reader(_text(pool.parent / name, "correct [links]").splitlines())
+    lines = csv.reader(_text(pool.parent / name, "write it, or leave it out of [links]").splitlines())
     rows = [[cell.strip() for cell in row] for row in lines if any(cell.strip() for cell in row)]
     ends, sites = [peer.name for peer in peers], sorted({peer.site for peer in peers})
-    by_peer = not rows or not rows[0][1:] or not math.isnan(_number(rows[0][1], least=-math.inf))
+    by_peer = not rows or not rows[0][1:] or not math.isnan(_number(rows[0][1]))
     if not by_peer:
         ends, heads = rows[0][1:], [row[0] for row in rows[1:]]
         strange = next((site for site in ends if site not in sites or ends.count(site) > 1), None)
@@ -273,21 +300,23 @@ def _matrix(pool: Path, name: str, peers: Sequence[_PeerTable], most: float, uni
     cells = {}
     for row, (a, line) in enumerate(zip(ends, rows, strict=True), 1):
         for column, (b, cell) in enumerate(zip(ends, line, strict=True), 1):
-            value = _number(cell, least=0.0)
+            value = _number(cell)
             if not cell or (a == b and value == 0):
                 continue  # it is assumed
             if not 0 < value <= most:
+                is_more = most < value < math.inf
+                told = f", of at most {most:g} {unit}" if is_more else f" is no number of {unit} above 0"
                 where = f"{name}, row {row}, column {column} ({a} to {b})"
-                hint = f"is it in {unit}?" if value > most else f"a number of {unit} above 0, or nothing"
-                raise InvalidConfig(f'{where}: "{printable(cell[:40])}", of at most {most:g} {unit}', hint=hint)
+                hint = f"is it in {unit}?" if is_more else "leave a cell empty that is not known"
+                raise InvalidConfig(f'{where}: "{printable(cell[:40])}"{told}', hint=hint)
             cells[a, b] = value
     return _LinkCells(by_peer, cells)
 
 
-def _number(text: str, *, least: float) -> float:
+def _number(text: str) -> float:
     """The number in a cell; NaN if it is none."""
     try:
-        return float(text) if float(text) >= least else math.nan
+        return float(text)
     except ValueError:
         return math.nan
 
@@ -298,8 +327,6 @@ def _number(text: str, *, least: float) -> float:
 def _completed(tables: Sequence[_PeerTable], delay: _LinkCells, bandwidth: _LinkCells, measured: str) -> PeerPool:
     """The pool with assumptions where the file says nothing."""
     known = [table.speed for table in tables if table.speed is not None]
-    if not known:
-        raise InvalidConfig("no peer has a speed", hint="give one at least: multiply-adds of a forward per second")
     by_peer = bool(delay.by_peer or bandwidth.by_peer)
     ends = {table.name if by_peer else table.site: table.site for table in tables}
     links: dict[tuple[str, str], PoolLink] = {}

@@ -151,6 +151,7 @@ class Search:
             self._begin(stages, self.spec)
             yield
         if not self._climbers:
+            choose(self.spec, self._basis)  # raises what the scheduler would refuse the job with
             raise self.refused[max(self.refused)] if self.refused else _too_few(len(self.pool.peers), 1, least)
         for climber in self._best(len(self._climbers)):
             if self.spent > BEGINNING * self.effort:
@@ -214,8 +215,8 @@ def _lighter(spec: JobSpec, resolved: JobSpec) -> Iterator[JobSpec]:
 
 def _too_few(peers: int, stages: int, min_replicas: int) -> InvalidConfig:
     return InvalidConfig(
-        f"{counted(stages, 'stage')} of {counted(min_replicas, 'replica')} need {stages * min_replicas} peers, "
-        f"there are {peers}",
+        f"{counted(stages, 'stage')} of {counted(min_replicas, 'replica')} {'needs' if stages == 1 else 'need'} "
+        f"{counted(stages * min_replicas, 'peer')}, there are {peers}",
         hint="lower pipeline.stages or limits.min_replicas, or add peers to the pool",
     )
 

@@ -25,9 +25,11 @@ def lines(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    before = ""
     for reason in (*plan.reasons, *([f"measured: links on {pool.measured}"] if pool.measured else ())):
         title, _, text = reason.partition(": ")
-        yield f"{title:<11}{text}"
+        yield f"{title if title != before else '':<11}{text}"
+        before = title
 
 
 def headline(pool: PeerPool, plan: Plan) -> str:
@@ -37,7 +39,7 @@ def headline(pool: PeerPool, plan: Plan) -> str:
         f"{count} x {layers}" if count > 2 else " + ".join([str(layers)] * count) for layers, count in runs
     )
     assert predicted is not None
-    how = "by the bound" if predicted.by == "bound" else f"played, ±{100 * predicted.spread:.0f} %"
+    how = "by the bound" if predicted.by == "bound" else f"played, ±{max(1.0, 100 * predicted.spread):.0f} %"
     price = "" if predicted.price_per_hour is None else f", {predicted.price_per_hour:,.2f} per hour"
     late = f" ({plan.overlap} of a step late)" if plan.overlap else ""
     return (

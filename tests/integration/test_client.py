@@ -604,6 +604,16 @@ def test_jobs_and_stage_servers_are_shown_to_people_and_programs(swarm: Any, fak
     assert (fake.asked["List"][0].all, fake.asked["List"][0].limit, fake.asked["Peers"][0].stage) == (True, 7, 1)
 
 
+def test_stage_servers_are_printed_as_a_pool(swarm: Any, fake: FakeJobs) -> None:
+    fake.offers = [pb.PeerView(id="p1", state="serving", job="tiny-1a2b3c", device="cpu", pace_s=0.02), IDLE]
+    code, said, _ = swarm("peers", "pool")
+    pool = tomllib.loads(said)
+    assert code == 0
+    assert [peer["name"] for peer in pool["peer"]] == ["p1", "p2"]
+    assert pool["peer"][0]["speed"] > 0
+    assert [request.job for request in fake.asked["Get"]] == ["tiny-1a2b3c"]
+
+
 @pytest.mark.parametrize("arguments", [("ls",), ("status", "tiny"), ("status", "-w", "tiny")])
 def test_troubles_of_the_scheduler_are_said(swarm: Any, fake: FakeJobs, arguments: tuple[str, ...]) -> None:
     """While the database was away, only /readyz and the metrics said so."""

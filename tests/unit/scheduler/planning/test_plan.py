@@ -14,7 +14,7 @@ from swarm.errors import InvalidConfig
 from tests.support.pools import planned_job
 
 PREDICTED = Predicted("bound", 1234.5678, 0.25, 0.1, None)
-PLAN = Plan((1, 1), (("a",), ("b", "c")), 2, 1, True, 1, PREDICTED, ("why",), "f00", 3)
+PLAN = Plan((1, 1), (("a",), ("b", "c")), 2, 1, True, PREDICTED, ("why",), "f00", 3)
 
 
 def test_a_plan_comes_back_with_four_digits(tmp_path: Path) -> None:

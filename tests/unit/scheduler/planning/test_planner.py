@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from typer.testing import CliRunner
 from scheduler.planning.__main__ import cli
 from scheduler.planning.plan import Plan, document
 from scheduler.planning.planner import again, plan_of
-from scheduler.planning.pool import PeerPool
+from scheduler.planning.pool import PeerPool, PoolLink
 from scheduler.planning.search import Search
-from scheduler.planning.table import lines
+from scheduler.planning.table import headline, lines
 from swarm.errors import InvalidConfig, OutOfMemory, SwarmError
 from tests.support.pools import GIB, cities, equals, machine, planned_job, two_sites
 
@@ -70,9 +71,19 @@ def test_a_peer_is_left_out_with_the_reason() -> None:
     plan = planned(searched(PeerPool((*equals(6).peers, slow, small)), layers=4))
     told = "; ".join(plan.reasons)
     assert not {"slow", "small"} & plan.peers
-    assert "left out: slow: its line of 100 kbit/s would make averaging" in told
+    assert "left out: slow: its line of 100 kbit/s would lengthen averaging from " in told
     assert "left out: small: no stage fits, the smallest needs" in told
     assert "next best: " in told
+
+
+def test_the_slowest_way_of_a_peer_is_named_and_a_title_once() -> None:
+    pool = two_sites()
+    one_link = {("oregon", "paris"): PoolLink(0.07, 2e8), ("paris", "oregon"): PoolLink(0.07, 2e6)}
+    search = searched(replace(pool, links=one_link), layers=4, effort=1000)
+    said = list(lines(search.pool, search.found[0].spec, planned(search)))
+    assert any("its link with oregon of 2.0 Mbit/s would lengthen averaging from " in line for line in said)
+    titles = [line[:11].strip() for line in said]
+    assert titles.count("left out") == titles.count("next best") == 1
 
 
 def test_what_is_assumed_is_in_the_plan_and_what_is_printed() -> None:
@@ -87,7 +98,14 @@ def test_by_price_dear_peers_are_left_out() -> None:
     dear = replace(machine("dear", speed=1e13), price_per_hour=50.0)
     pool = PeerPool((*(machine(f"p{number}", line=1e11) for number in range(4)), dear))
     assert "dear" in planned(searched(pool, layers=4)).peers
-    assert "dear" not in planned(searched(pool, layers=4, by_price=True)).peers
+    cheap = planned(searched(pool, layers=4, by_price=True))
+    assert "dear" not in cheap.peers
+    best, others = (
+        next(reason for reason in cheap.reasons if reason.startswith(title)) for title in ("price: ", "next best: ")
+    )
+    for_money = [int(told.replace(",", "")) for told in re.findall(r"([0-9,]+) tokens for 1\.00", best + others)]
+    assert len(for_money) > 1
+    assert for_money == sorted(for_money, reverse=True)
     with pytest.raises(InvalidConfig, match="peer p4 has no price"):
         searched(PeerPool((*equals(4).peers, replace(machine("p4"), price_per_hour=None))), by_price=True)
 
@@ -110,15 +128,15 @@ def test_a_search_that_is_stopped_says_so_and_has_the_best_so_far() -> None:
     running = search.run()
     while not search.found:
         next(running)
-    assert planned(search).reasons[-1] == f"stopped: after {search.spent} of 20000 evaluations"
+    assert planned(search).reasons[-1] == f"stopped: after {search.spent} of 20000 placements"
 
 
 @pytest.mark.parametrize(
     ("pool", "sections", "told"),
     [
         (equals(2), {"pipeline": {"stages": 4}}, "4 stages of 1 replica need 4 peers, there are 2"),
-        (equals(2), {"limits": {"min_replicas": 3}}, "1 stage of 3 replicas need 3 peers, there are 2"),
-        (PeerPool((machine("a", memory=GIB),)), {}, "the whole model in one stage needs about"),
+        (equals(2), {"limits": {"min_replicas": 3}}, "1 stage of 3 replicas needs 3 peers, there are 2"),
+        (PeerPool((machine("a", memory=GIB),)), {}, "one decoder layer needs about"),
         (PeerPool((machine("a", memory=0),)),
          {"training": {"global_batch_sequences": 10**5, "microbatch_sequences": 1}}, "hops, of 32768"),
         (equals(2), {"model": {"tokenizer": "gpt2", "config": {"hidden_size": 768, "num_hidden_layers": 2,
@@ -142,6 +160,11 @@ def test_what_is_printed_was_played_and_is_no_better_than_its_bound() -> None:
     assert bound.predicted is not None
     assert plan.predicted.by == "played"
     assert plan == plan_of(search), "a play has its seed"
+    told = "; ".join(plan.reasons)
+    assert re.search(r"played: [0-9]+ % of that, a round of averaging takes [0-9.]+ s", told)
+    assert re.search(r"as placed: the scheduler itself would use 8 peers: [0-9,]+ tokens/s", told)
+    steady = replace(plan, predicted=replace(plan.predicted, spread=0.0))
+    assert "(played, ±1 %)" in headline(search.pool, steady)
     assert plan.predicted.tokens_per_s < again(search.pool, search.spec, plan).predicted.tokens_per_s  # type: ignore[union-attr]
 
 
@@ -186,3 +209,22 @@ def test_a_plan_of_another_job_is_refused_and_old_links_are_warned_of(tmp_path: 
     )
     _, error = run(tmp_path, "--compare", str(tmp_path / "plan.json"))
     assert "is a plan of job other, not of t" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"split": [1, 1], "places": [["a-0"], ["a-1"]]}, "is of a model of 2 layers, this job has 4"),
+     ({"split": [4], "places": [["gone"]]}, "the pool lacks the plan's peers of stage 0")],
+)  # fmt: skip
+def test_a_plan_that_cannot_be_compared_is_named_before_the_search(
+    tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(document(Plan((4,), (("a-0",),), 2), "t") | change))
+    _, error = run(tmp_path, "--compare", str(tmp_path / "plan.json"), "--effort", "100000000")
+    assert told in str(error)
+    assert "plan.json: " in str(error)
+
+
+def test_a_day_of_measuring_that_is_still_to_come_is_refused(tmp_path: Path) -> None:
+    _, error = run(tmp_path, pool=f'{POOL}[links]\nmeasured = "2999-01-01"\n')
+    assert "measured = 2999-01-01 is a day to come" in str(error)

@@ -1,4 +1,4 @@
-"""scheduler.planning.dtfm against what can be worked out by hand, and against looking at everything."""
+"""benchmarks.models.line_search against what can be worked out by hand, and against looking at everything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from random import Random
 
 import pytest
 
-from scheduler.planning.dtfm import PeerPairs, in_order, lined_up, peer_pairs, search, shortest_way, slowest_matched
+from benchmarks.models.line_search import (
+    PeerPairs,
+    in_order,
+    lined_up,
+    peer_pairs,
+    search,
+    shortest_way,
+    slowest_matched,
+)
 from swarm.errors import InvalidConfig
 
 
