@@ -37,7 +37,7 @@ VERB_GROUPS = {
         "submit": VerbEntry("client.verbs.submit", "Send a job to the scheduler and follow it."),
         "plan": VerbEntry("scheduler.planning", "Say how a job is best cut and placed.", program=True),
         "simulate": VerbEntry(
-            "scheduler.planning.simulate", "Say what becomes of a job in hours of deaths.", program=True
+            "scheduler.planning.simulate", "Predict how a job does while machines fail.", program=True
         ),
         "doctor": VerbEntry("client.verbs.doctor", "Find what keeps a swarm from working, and say what to do."),
         "version": VerbEntry("client.verbs.watching.overview", "Show the versions of this command and the scheduler."),

@@ -14,7 +14,7 @@ with quiet_start():
 
     import typer
 
-    from scheduler.planning.picture import picture
+    from scheduler.planning.picture import picture as drawing
     from scheduler.planning.plan import Plan, document, read_plan
     from scheduler.planning.planner import again, cut_as, plan_of, played
     from scheduler.planning.pool import PeerPool, read_pool
@@ -54,7 +54,7 @@ def plan(
     compare: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="Say how much better this is than another plan of the job.")
     ] = None,
-    drawn: Annotated[
+    picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Also draw the plan.", show_default=False)
     ] = None,
     output: Annotated[
@@ -78,8 +78,8 @@ def plan(
         print(json.dumps(document(chosen, spec.name), indent=2))
     else:
         print(*lines(pool, resolved, chosen), sep="\n")
-    if drawn is not None:
-        _write(drawn, picture(pool, resolved, chosen))
+    if picture is not None:
+        _write(picture, drawing(pool, resolved, chosen))
     if before is not None:
         _say_compared(pool, spec, compare, before, chosen)
     if is_stopped:

@@ -34,20 +34,28 @@ def lines(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[str]:
 
 def headline(pool: PeerPool, plan: Plan) -> str:
     """The plan in one line."""
-    predicted, runs = plan.predicted, [(layers, len(list(run))) for layers, run in groupby(plan.split)]
-    split = " + ".join(
-        f"{count} x {layers}" if count > 2 else " + ".join([str(layers)] * count) for layers, count in runs
-    )
+    predicted = plan.predicted
     assert predicted is not None
     how = "by the bound" if predicted.by == "bound" else f"played, ±{max(1.0, 100 * predicted.spread):.0f} %"
     price = "" if predicted.price_per_hour is None else f", {predicted.price_per_hour:,.2f} per hour"
+    return (
+        f"{cut(plan)}, "
+        f"{len(plan.peers)} of {counted(len(pool.peers), 'peer')}: {predicted.tokens_per_s:,.0f} tokens/s ({how}), "
+        f"step {spoken_duration(predicted.step_s)}, idle {100 * predicted.idle_ratio:.0f} %{price}"
+    )
+
+
+def cut(plan: Plan) -> str:
+    """How a plan cuts the job."""
+    runs = [(layers, len(list(run))) for layers, run in groupby(plan.split)]
+    split = " + ".join(
+        f"{count} x {layers}" if count > 2 else " + ".join([str(layers)] * count) for layers, count in runs
+    )
     late = f" ({plan.overlap} of a step late)" if plan.overlap else ""
     return (
         f"{counted(len(plan.split), 'stage')} of {split} layers, "
         f"microbatches of {counted(plan.microbatch_sequences, 'sequence')}{late}"
-        f"{', forward computed again for backward' if plan.recompute else ''}, "
-        f"{len(plan.peers)} of {counted(len(pool.peers), 'peer')}: {predicted.tokens_per_s:,.0f} tokens/s ({how}), "
-        f"step {spoken_duration(predicted.step_s)}, idle {100 * predicted.idle_ratio:.0f} %{price}"
+        f"{', forward computed again for backward' if plan.recompute else ''}"
     )
 
 

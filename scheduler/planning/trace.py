@@ -64,18 +64,23 @@ def _events(path: Path, lines: Sequence[str], pool: PeerPool) -> Iterator[TraceE
         if number == 1 or values is None:
             continue
         event = values if isinstance(values, dict) else {}
-        kind, name, at_s = (event.get(key) for key in KEYS)
+        if lacking := [key for key in KEYS if key not in event]:
+            raise refuse(f'it has no "{lacking[0]}"', 'for example: {"t": 812.4, "event": "die", "peer": "a"}')
+        kind, name, at_s = (event[key] for key in KEYS)
         if kind not in KINDS:
-            raise refuse(f"there is no event {printable(repr(kind)[:40])}", f"there are: {', '.join(KINDS)}")
+            raise refuse(f'"event" is {printable(json.dumps(kind)[:40])}', f"it is one of: {', '.join(KINDS)}")
         if unknown := sorted(event.keys() - set(KEYS)):
             raise refuse(f'{kind} has no key "{printable(unknown[0][:40])}"', f"it has: {', '.join(KEYS)}")
         if not isinstance(name, str) or name not in known:
-            raise refuse(f"the pool has no peer {printable(repr(name)[:40])}", "add it; whoever comes later dies at 0")
+            hint = "add it to the pool; a peer that comes later than the others has a line before that lets it die at 0"
+            raise refuse(f"the pool has no peer {printable(json.dumps(name)[:40])}", hint)
         if (kind == "join") is (name in here):
             told = f"{name} {'is here already' if name in here else 'is not here'}"
             raise refuse(told, "a peer of the pool is here until it dies or leaves")
-        if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not before_s <= at_s < 1e12:
-            raise refuse(f"t is {printable(repr(at_s)[:40])}", f"seconds, {before_s:g} or more: lines are sorted by t")
+        if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s < 1e12:
+            raise refuse(f'"t" is {printable(json.dumps(at_s)[:40])}', "it is a number of seconds, 0 or more")
+        if at_s < before_s:
+            raise refuse(f"t is {at_s:g}, before {before_s:g} of the line above", "sort the lines by t")
         before_s = float(at_s)
         here ^= {name}
         yield TraceEvent(before_s, kind, known[name])

@@ -1,1 +1,1 @@
-"""Says what becomes of a job in hours of deaths: `swarm simulate`."""
+"""Predicts how a job does while machines fail: `swarm simulate`."""

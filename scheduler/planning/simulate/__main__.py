@@ -19,10 +19,11 @@ with quiet_start():
     import typer
 
     from scheduler.planning.bound import CutBound
-    from scheduler.planning.plan import Plan, rounded
+    from scheduler.planning.plan import Plan, read_plan, rounded
     from scheduler.planning.play import Play, Workload, workload
     from scheduler.planning.pool import PeerPool, read_pool
     from scheduler.planning.search import basis_of
+    from scheduler.planning.table import cut
     from scheduler.planning.trace import Churn, TraceEvent, read_trace, spans
     from swarm.errors import INTERRUPTED, InvalidConfig, UsageError
     from swarm.hf.pretrained import ground
@@ -35,6 +36,7 @@ with quiet_start():
 
 SCHEMA = "swarm.simulation/1"
 REASONS_SHOWN = 10
+FORMATS = {"of_possible": "{:.1%}", "price": "{:,.6g} in the currency of the pool"}
 SAYS_EVERY_S = 0.5
 
 cli = typer.Typer(
@@ -49,6 +51,7 @@ class Simulation:
     pool: PeerPool
     load: Workload
     plan: Plan
+    placed: str  # by whom
     trace: Iterable[TraceEvent]
     seed: int
 
@@ -68,9 +71,12 @@ class Simulation:
         is_priced = all(peer.price_per_hour is not None for peer in self.pool.peers)
         done, by_hour = size * len(play.committed_s), Counter(int(at_s // 3600.0) for at_s in play.committed_s)
         hours_s = [min(3600.0, end_s - begin_s) for begin_s in range(0, math.ceil(end_s), 3600)]
-        reasons = Counter[str]()
-        for reason, times in play.reasons.items():
-            reasons[re.sub(r"\d+(\.\d+)?", "#", reason)] += times
+        kinds, firsts = Counter[str](), dict[str, str]()
+        for reason, times in play.reasons.items():  # of one kind, whatever names and numbers are in it
+            words = re.split(r"([\w.-]+)", reason)
+            kind = "".join(word for word in words if word not in self.pool and not re.search(r"\d", word))
+            kinds[kind] += times
+            firsts.setdefault(kind, reason)
         return {
             "hours": rounded(end_s / 3600.0),
             "tokens_per_s": rounded(done / end_s),
@@ -79,12 +85,15 @@ class Simulation:
             **{what: play.counts[what] for what in ("deaths", "joins", "moves", "stalls", "steps_done_again")},
             "price": rounded(price) if is_priced else None,
             "tokens_per_s_by_hour": [rounded(size * by_hour[hour] / lasts_s) for hour, lasts_s in enumerate(hours_s)],
-            "reasons": [[times, reason] for reason, times in reasons.most_common(REASONS_SHOWN)],
+            "cut": f"{cut(self.plan)}, placed {self.placed}",
+            "reasons": [[times, firsts[kind]] for kind, times in kinds.most_common(REASONS_SHOWN)],
         }
 
 
-def simulation(pool: PeerPool, spec: JobSpec, trace: Iterable[TraceEvent], seed: int) -> Simulation:
-    """The job as a scheduler resolves and places it by itself; InvalidConfig if it cannot begin."""
+def simulation(
+    pool: PeerPool, spec: JobSpec, trace: Iterable[TraceEvent], seed: int, planned: Plan | None = None
+) -> Simulation:
+    """The job as a scheduler resolves it, placed by a plan of that cut or by itself; InvalidConfig if it cannot be."""
     if spec.has_outer_steps:
         raise InvalidConfig(
             f'averaging.mode = "{spec.averaging.mode}": only jobs of one island are simulated',
@@ -93,29 +102,36 @@ def simulation(pool: PeerPool, spec: JobSpec, trace: Iterable[TraceEvent], seed:
     resolved, _ = choose(spec, basis_of(pool, spec))
     split, sequences = resolved.split, resolved.training.microbatch_sequences
     assert sequences != "auto", "it was resolved"
-    facts = CutBound(pool, resolved)
-    idle = [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in pool.peers]
-    placed = place(idle, len(split), resolved.limits.min_replicas, facts.needs)
-    if placed.plan is None:
-        raise InvalidConfig(
-            f"the job cannot begin: {placed.reason}", hint="add peers to the pool, or lower pipeline.stages"
-        )
-    places = tuple(tuple(name for name, at in placed.plan.items() if at == stage) for stage in range(len(split)))
-    return Simulation(pool, workload(facts), Plan(split, places, sequences, resolved.overlap), trace, seed)
+    facts, least, placed = CutBound(pool, resolved), resolved.limits.min_replicas, "by the plan"
+    places: tuple[tuple[str, ...], ...] = ()
+    if planned is not None and planned.split == split:
+        places = tuple(tuple(name for name in names if name in pool) for names in planned.places)
+    if min(map(len, places), default=0) < least:
+        idle = [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in pool.peers]
+        found, placed = place(idle, len(split), least, facts.needs), "by the scheduler"
+        if found.plan is None:
+            raise InvalidConfig(
+                f"the job cannot begin: {found.reason}", hint="add peers to the pool, or lower pipeline.stages"
+            )
+        places = tuple(tuple(name for name, at in found.plan.items() if at == stage) for stage in range(len(split)))
+    plan = Plan(split, places, sequences, resolved.overlap, bool(resolved.model.recompute))
+    return Simulation(pool, workload(facts), plan, placed, trace, seed)
 
 
 @cli.command()
 def simulate(
     file: Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")],
     pool_file: Annotated[Path, typer.Option("--pool", metavar="FILE", help="The machines (TOML), as for swarm plan.")],
-    hours: Annotated[float, typer.Option(min=0.01, max=8784.0, help="How much of the job.")] = 1.0,
+    hours: Annotated[float, typer.Option(min=0.01, max=8784.0, help="How many hours to play.")] = 1.0,
     trace_file: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="What happens to the peers (swarm.trace/1).")
+        Path | None, typer.Option("--trace", metavar="FILE", help="When peers come, leave and die (swarm.trace/1).")
     ] = None,
     churn: Annotated[
-        float, typer.Option("--churn", min=0.0, max=60.0, help="The chance per hour that a peer dies; it comes back.")
+        float,
+        typer.Option("--churn", min=0.0, max=60.0, help="How often a peer dies in an hour, on average; it comes back."),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 0,
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="Begin as this plan says.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other deaths and computing times.")] = 0,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
     ] = None,
@@ -125,7 +141,7 @@ def simulate(
     ] = None,
     output: Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="json: the figures.")] = "table",
 ) -> None:
-    """Say what becomes of a job in some hours, with the deaths of a trace or by chance. It creates nothing.
+    """Predict how a job does for some hours while machines fail, by a trace or by chance. It creates nothing.
 
     The scheduler's own decisions are played, microbatch by microbatch, with modelled stage servers.
     """
@@ -142,8 +158,14 @@ def simulate(
     pool = read_pool(pool_file)
     trace = Churn(pool, churn, seed) if trace_file is None else read_trace(trace_file, pool)
     changes = [[], *([one] for one in compared)]
-    specs = [ground(load_job(file, [*(overrides or ()), *change])) for change in changes]
-    ways = [simulation(pool, spec, trace, seed) for spec in specs]
+    planned = None if plan_file is None else read_plan(plan_file)[1]
+    cut_as: dict[str, object] = {}
+    if planned is not None:
+        cut_as = {"pipeline.split": planned.split, "pipeline.overlap": planned.overlap}
+        cut_as |= {"training.microbatch_sequences": planned.microbatch_sequences, "model.recompute": planned.recompute}
+    shared = [*(f"{key}={json.dumps(value)}" for key, value in cut_as.items()), *(overrides or ())]
+    specs = [ground(load_job(file, [*shared, *change])) for change in changes]
+    ways = [simulation(pool, spec, trace, seed, planned) for spec in specs]
     runs: dict[str, dict[str, Any]] = {}
     for name, way in zip((file.name, *compared), ways, strict=True):
         runs[name] = way.run(hours, _progress(hours))
@@ -176,14 +198,20 @@ def _table(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The figures side by side, then the hours and reasons of the first."""
     first = next(iter(runs.values()))
     rows = [["", *runs]]
-    for key in list(first)[:-2]:
-        rows.append([key, *("not known" if run[key] is None else f"{run[key]:,.6g}" for run in runs.values())])
+    for key in list(first)[:-3]:
+        shape = FORMATS.get(key, "{:,.6g}")
+        rows.append([key, *("not known" if run[key] is None else shape.format(run[key]) for run in runs.values())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     by_hour = " ".join(f"{rate:,.0f}" for rate in first["tokens_per_s_by_hour"])
     if not first["steps"]:
         lines.append(f"In these {first['hours']:g} hours no step was finished.")
-    return [*lines, f"by hour  {by_hour}", *(f"{times:>6} x {reason}" for times, reason in first["reasons"])]
+    lines += [f"by hour  {by_hour}", *(f"cut      {name}: {run['cut']}" for name, run in runs.items())]
+    return [
+        *lines,
+        "decisions, each kind with its first:",
+        *(f"{times:>6} x {text}" for times, text in first["reasons"]),
+    ]
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from scheduler.planning.plan import Plan, document
 from scheduler.planning.pool import PeerPool
 from scheduler.planning.simulate.__main__ import cli
 from scheduler.planning.trace import Churn, read_trace, spans
@@ -71,7 +74,19 @@ def test_hours_and_reasons_are_shown(tmp_path: Path) -> None:
     shown = simulated(tmp_path, "--hours", "1.5", "--churn", "2").splitlines()
     (hours,) = [line for line in shown if line.startswith("by hour")]
     assert len(hours.split()) == 2 + 2
-    assert any("x stage server p-# (stage #) is gone: silent for # s" in line for line in shown)
+    assert any(re.search(r" x stage server p-\d \(stage \d\) is gone: silent for \d", line) for line in shown)
+    assert any(line.startswith("cut      job.toml: 3 stages of 3 x 2 layers, microb") for line in shown), shown
+    assert any(re.fullmatch(r"price +[\d.]+ in the currency of the pool", line) for line in shown)
+    assert any(re.fullmatch(r"of_possible +[\d.]+%", line) for line in shown)
+
+
+def test_the_cut_and_the_places_of_a_plan_are_played_while_its_peers_are_there(tmp_path: Path) -> None:
+    made = Plan((4, 2), (("p-0", "p-1", "p-2", "p-3"), ("p-4", "p-5")), 1, 3)
+    for names, by in ((made.places, "plan"), ((("p-0", "p-1"), ("q",)), "scheduler")):
+        (tmp_path / "plan.json").write_text(json.dumps(document(replace(made, places=names), "t")))
+        shown = simulated(tmp_path, "--hours", "0.05", "--plan", str(tmp_path / "plan.json"))
+        expected = "2 stages of 4 + 2 layers, microbatches of 1 sequence (3 of a step late)"
+        assert f"cut      job.toml: {expected}, placed by the {by}" in shown
 
 
 @pytest.mark.parametrize(
@@ -80,16 +95,16 @@ def test_hours_and_reasons_are_shown(tmp_path: Path) -> None:
         ((), "line 1: it is no swarm.trace/1"),
         (('{"schema": "swarm.trace/2", "unit": "s"}',), r"line 1: it is no swarm.trace/1"),
         ((HEAD, "{"), "line 2: it is not JSON"),
-        ((HEAD, "[]"), "line 2: there is no event None"),
-        ((HEAD, '{"t": 1, "event": "explode", "peer": "p0"}'), "line 2: there is no event 'explode'"),
+        ((HEAD, "[]"), 'line 2: it has no "event"'),
+        ((HEAD, '{"t": 1, "event": "explode", "peer": "p0"}'), 'line 2: "event" is "explode"'),
         ((HEAD, '{"t": 1, "event": "die", "peer": "p0", "n": 1}'), 'line 2: die has no key "n"'),
-        ((HEAD, '{"t": NaN, "event": "die", "peer": "p0"}'), "line 2: t is 'NaN'"),
-        ((HEAD, '{"t": -1, "event": "die", "peer": "p0"}'), "line 2: t is -1"),
-        ((HEAD, '{"t": 1, "event": "die"}'), "line 2: the pool has no peer None"),
-        ((HEAD, '{"t": 1, "event": "die", "peer": "q"}'), "line 2: the pool has no peer 'q'"),
+        ((HEAD, '{"t": NaN, "event": "die", "peer": "p0"}'), 'line 2: "t" is "NaN"'),
+        ((HEAD, '{"t": -1, "event": "die", "peer": "p0"}'), 'line 2: "t" is -1'),
+        ((HEAD, '{"t": 1, "event": "die"}'), 'line 2: it has no "peer"'),
+        ((HEAD, '{"t": 1, "event": "die", "peer": "q"}'), 'line 2: the pool has no peer "q"'),
         ((HEAD, '{"t": 1, "event": "join", "peer": "p0"}'), "line 2: p0 is here already"),
         ((HEAD, DIES, '{"t": 101, "event": "leave", "peer": "p0"}'), "line 3: p0 is not here"),
-        ((HEAD, DIES, "", '{"t": 99, "event": "die", "peer": "p1"}'), "line 4: t is 99"),
+        ((HEAD, DIES, "", '{"t": 99, "event": "die", "peer": "p1"}'), "line 4: t is 99, before 100 of the line above"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, lines: Sequence[str], told: str) -> None:
