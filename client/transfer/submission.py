@@ -41,7 +41,7 @@ def check(spec: JobSpec, say: Callable[[str], object] = lambda line: None) -> tu
 
 def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> Job:
     """Send a checked job to the scheduler; the shell shows the progress."""
-    start = open_start(corpus.resolve(spec))
+    spec, start = open_start(spec, corpus)
     scheduler.check_protocol()
     look_ahead(scheduler, spec, start)
     # All that the scheduler refuses is refused before a byte is sent: of much data that takes a night.

@@ -15,10 +15,11 @@ from client.connection import CHUNK_BYTES, Scheduler
 from client.shell import Shell, bytes_bar
 from swarm.checkpoint.reader import Checkpoint, open_folder
 from swarm.checkpoint.storage import MANIFEST, LocalStorage
+from swarm.data.corpus import Corpus
 from swarm.errors import InvalidConfig, InvalidModel, NotFound
 from swarm.hf.own_files import open_own, read_own
 from swarm.hf.pretrained import MODEL_FOLDER, weight_files
-from swarm.job.changes import JOB_AND_STEP, check_state, check_steps
+from swarm.job.changes import JOB_AND_STEP, check_state, check_steps, places_of, with_places_of
 from swarm.job.spec import JobSpec
 from swarm.limits import MANIFEST_BYTES_MAX
 from swarm.text import counted, printable, size
@@ -103,21 +104,23 @@ def upload_weights(shell: Shell, scheduler: Scheduler, spec: JobSpec) -> list[pb
     return upload(shell, scheduler, found, "weights")
 
 
-def open_start(spec: JobSpec) -> Checkpoint | None:
-    """The checkpoint on this machine that a resolved spec starts from, every byte checked; None if it names none here.
+def open_start(spec: JobSpec, corpus: Corpus) -> tuple[JobSpec, Checkpoint | None]:
+    """The spec with the narrow places of the checkpoint on this machine that it starts from, and that, if it names any.
 
-    NotFound, CheckpointDamaged; InvalidConfig if the job cannot go on from it.
+    Every byte of it is checked. NotFound, CheckpointDamaged; InvalidConfig if the job cannot go on from it.
     """
     where = spec.checkpoint.resume_from
     if not where or (JOB_AND_STEP.match(where) and not Path(where).exists()):
-        return None
+        return spec, None
     try:
         found = open_folder(Path(where).expanduser())
     except NotFound as error:
         raise NotFound(error.message, hint=f"{error.hint}; of a job of the scheduler: JOB:STEP or JOB:latest") from None
-    check_state(found.trainer_state(), spec)
-    check_steps(spec, found.step)
-    return found
+    state = found.trainer_state()
+    spec = with_places_of(places_of(state), spec)
+    check_state(state, resolved := corpus.resolve(spec))
+    check_steps(resolved, found.step)
+    return spec, found
 
 
 def upload_start(shell: Shell, scheduler: Scheduler, start: Checkpoint) -> list[pb.JobFile]:

@@ -37,7 +37,7 @@ kind   = "none"                 # or maxout, bottleneck, anchor: what stands bet
                                 # is narrow, for links so slow that stages wait for them; it learns less from each token
 factor = 4                      # 2 to 64, a divisor of the width: so much less crosses a cut there
 every  = "auto"                 # or a divisor of the number of layers: a place behind every so many, and stages end at
-                                # places only; auto: as few places as the number of stages asks for
+                                # places only; auto: those of its start, or as few as the number of stages asks for
 rank   = 0                      # anchor: of its table by token, one for each place; 0: vocabulary x width
 
 [data]

@@ -33,7 +33,7 @@ from scheduler.storage.state_files import check_uploaded
 from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import InvalidConfig, NotAllowed
-from swarm.job.changes import check_changes, check_leases, check_state, check_steps
+from swarm.job.changes import check_changes, check_leases, check_state, check_steps, with_places_of
 from swarm.job.footprint import host_step_s, model_costs
 from swarm.job.islands import check_for_swarm
 from swarm.job.memory_split import needs
@@ -108,6 +108,8 @@ class Jobs:
             source = self._timelines.source(resolved)
             check_owner(by, "Start", source.record.id, source.record.owner)
             with source.used():  # until the new job is listed
+                if (placed := with_places_of(source.spec.model.narrow, spec)) is not spec:
+                    resolved, links = await self._vetted(placed, tokens)
                 resolved, chosen = await self._timelines.pinned(resolved)
                 asked = spec.having("checkpoint", resume_from=resolved.checkpoint.resume_from)
                 return await self._accept(resolved, asked, links, tokens, tokenizer_files, files, by, chosen, None)
@@ -140,6 +142,7 @@ class Jobs:
         if (first := start or sent) is not None:
             of = f"{first.name} of {resolved.checkpoint.resume_from.partition(':')[0]}" if start else "what was sent"
             begins += f"; starts at step {first.step} from {of}"
+            asked = asked.having("model", narrow=resolved.model.narrow)  # another cut must not move its places
         job_id = JobId(f"{resolved.name}-{self._rng.randbytes(3).hex()}")
         now_unix_s = self._wall_s()
         record = JobRecord(

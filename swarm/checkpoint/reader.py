@@ -7,7 +7,7 @@
                                 "<parameter>@previous", the weights of one version before
       islands/01/optimizer/     of a job with islands, those of the others (swarm/checkpoint/reader.py)
       outer/                    "<parameter>@momentum" of outer steps; model/ has the outer weights then
-      trainer_state.json        step, timeline, schedule, data position, seeds, totals, loss
+      trainer_state.json        step, timeline, schedule, data position, seeds, totals, loss, narrow places
       manifest.json             last: size and sha256 of every file that belongs to it
 
 Nothing is keyed by stage. A step whose name is taken by another attempt (an earlier timeline's, or one that broke off)

@@ -247,6 +247,7 @@ def _trainer_state(spec: JobSpec, facts: Facts) -> dict[str, Any]:
         "optimizer": {"name": training.optimizer, "state": facts.optimizer, "staleness": spec.pipeline.staleness},
         "overlap": {"microbatches": spec.overlap, "sync_steps": spec.sync_steps, "lookahead": training.lookahead},
         **({"islands": islands} if spec.has_outer_steps else {}),
+        **({"narrow": spec.model.narrow.model_dump()} if spec.places else {}),
     }
 
 

@@ -6,14 +6,17 @@ all of them mean something else to weights that have seen them. Pure functions o
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from swarm.errors import InvalidConfig
+from pydantic import ValidationError
+
+from swarm.errors import CheckpointDamaged, InvalidConfig
 from swarm.job.islands import course_of
 from swarm.job.model_config import common_name
-from swarm.job.spec import GONE_VALUES, JobSpec, check_lengths, parse_job
+from swarm.job.spec import GONE_VALUES, JobSpec, NarrowSection, check_lengths, parse_job
 
 JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")  # names a checkpoint of a scheduler's job
 # Sections and keys that a job keeps for its whole life, and why; all others may change when it goes on.
@@ -102,7 +105,11 @@ def _is_plain(spec: JobSpec) -> bool:
 
 
 def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:
-    """InvalidConfig if a job cannot go on from a checkpoint with this trainer_state.json; `spec` is resolved."""
+    """InvalidConfig if a job cannot go on from a checkpoint with this trainer_state.json; `spec` is resolved.
+
+    CheckpointDamaged if the checkpoint has narrow places that no model has.
+    """
+    check_places(places_of(state), spec, "the checkpoint")
     training = spec.training
     data, optimizer = _section(state, "data"), _section(state, "optimizer")
     expected: dict[str, tuple[Any, Any]] = {
@@ -121,6 +128,34 @@ def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:
                 f"{key} = {wanted!r}, but the checkpoint was trained with {held!r}: its step would mean something else",
                 hint=f"{may}to train on from its weights alone, set model.id to its model/ folder",
             )
+
+
+def places_of(state: Mapping[str, Any]) -> NarrowSection:
+    """The narrow places of a checkpoint's model, by its trainer_state.json; CheckpointDamaged if no model has such."""
+    try:
+        return NarrowSection.model_validate(state.get("narrow", {}))
+    except ValidationError:
+        told = "trainer_state.json names narrow places that no model has"
+        raise CheckpointDamaged(told, hint="take another checkpoint") from None
+
+
+def check_places(held: NarrowSection, spec: JobSpec, of: str) -> None:
+    """InvalidConfig if a job has other narrow places than the weights that it starts from; `spec` is resolved."""
+    for key, wanted in spec.model.narrow:
+        if wanted != (there := getattr(held, key)):
+            told = ", ".join(f"{name} = {json.dumps(value)}" for name, value in held)
+            raise InvalidConfig(
+                f"model.narrow.{key} = {json.dumps(wanted)}, but {of} has weights of a model with {json.dumps(there)}",
+                hint="leave model.narrow out" if held.kind == "none" else f"set in [model.narrow] {told}",
+            )
+
+
+def with_places_of(held: NarrowSection, spec: JobSpec) -> JobSpec:
+    """The spec with the narrow places of the weights that it starts from, if it leaves open how many it has."""
+    narrow = spec.model.narrow
+    if narrow.every != "auto" or narrow.kind != held.kind or held.every == "auto" or spec.layers % held.every:
+        return spec  # as it is: `check_places` compares
+    return spec.having("model", narrow=narrow.model_copy(update={"every": held.every}))
 
 
 def check_leases(state: Mapping[str, Any], spec: JobSpec) -> None:

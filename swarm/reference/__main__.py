@@ -20,6 +20,7 @@ with quiet_start():
     from swarm.errors import UsageError
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, look_at_model
+    from swarm.job.changes import places_of, with_places_of
     from swarm.job.islands import check_speeds
     from swarm.job.outer_log import Entry, read
     from swarm.job.spec import load_job
@@ -89,6 +90,8 @@ def train_local(
     folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)
     check_speeds(spec, len(of_islands), repeats=outer_log is not None)
     start = open_folder(folder) if folder is not None else None
+    if start is not None:
+        spec = corpus.resolve(with_places_of(places_of(start.trainer_state()), job))
     log = () if outer_log is None else _log(outer_log)
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

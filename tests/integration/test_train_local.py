@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from client.transfer.upload import open_start
 from swarm.data.corpus import open_corpus
-from swarm.job.spec import load_job
+from swarm.errors import InvalidConfig
+from swarm.job.spec import JobSpec, NarrowSection, load_job
 from swarm.model.sample import sample
 from swarm.reference import trainer
 from swarm.reference.__main__ import main
@@ -262,3 +264,28 @@ def test_threads_auto_takes_no_more_than_the_quota_of_the_container(
     torch.set_num_threads(2)
     done = train_local("job.toml", "--out", "model", "--threads", "auto", *SHORT[2:])
     assert (done.code, asked) == (0, [1])
+
+
+def test_a_checkpoint_in_a_folder_gives_a_job_its_narrow_places(folder: Path, train_local: Callable[..., Done]) -> None:
+    """Of those that `--set` leaves open, as few as one stage asks for: 2 of 4 layers apart."""
+
+    def flags(narrow: str, *more: str) -> tuple[str, ...]:
+        changes = ("model.config.num_hidden_layers=4", f"model.narrow={narrow}", "checkpoint.every_steps=2", *more)
+        return ("job.toml", "--threads", "1", *(flag for change in changes for flag in ("--set", change)))
+
+    kept = folder / "narrow-checkpoints" / "step-00000002"
+    done = train_local(*flags('{kind = "maxout", every = 1}', "training.steps=3"), "--out", "narrow")
+    assert done.code == 0, done.err
+    open_, none = '{kind = "maxout"}', '{kind = "none"}'
+    again = train_local(*flags(open_, "training.steps=3"), "--out", "again", "--resume-from", str(kept))
+    assert (again.code, again.out) == (0, done.out), again.err
+    refused = train_local(*flags(none, "training.steps=3"), "--out", "other", "--resume-from", str(kept))
+    assert (refused.code, 'model.narrow.kind = "none", but the checkpoint' in refused.err) == (3, True), refused.err
+
+    def to_send(narrow: str) -> JobSpec:
+        spec = load_job(Path("job.toml"), [*flags(narrow)[4::2], f"checkpoint.resume_from={kept}"])
+        return open_start(spec, open_corpus(spec))[0]
+
+    assert to_send(open_).model.narrow == NarrowSection(kind="maxout", every=1)
+    with pytest.raises(InvalidConfig, match=r"model\.narrow\.kind"):
+        to_send(none)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
+from client.transfer.upload import File
 from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
-from swarm.checkpoint.storage import LocalStorage
+from swarm.checkpoint.storage import MANIFEST, LocalStorage
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.job.spec import JobSpec
 from swarm.reference.checkpoints import LocalCheckpoints
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
-from swarm.wire.messages import Accumulated, StoreHeader
+from swarm.wire.messages import Accumulated, StateFile, StoreHeader
 from tests.support.scenes import PEERS, Desk, at_desk, make_spec, of_desk, resolved
-from tests.support.simulated import Tokens, stale
+from tests.support.simulated import Tokens, small_spec, stale, write_text
 
 MAX_RUNTIME_S = 0.5  # some of the steps
 CPU = torch.device("cpu")
@@ -116,6 +119,64 @@ async def test_a_job_keeps_the_checkpoint_that_its_name_meant_when_it_was_submit
         assert again.record.state is JobState.SUCCEEDED, again.record.reason
         if at != "latest":
             assert again.record.weights_sha256 == expected.sha256
+
+
+def sent(checkpoint: Checkpoint, root: Path) -> tuple[StateFile, ...]:
+    """Put a checkpoint's files where the scheduler keeps what was uploaded."""
+    assert isinstance(checkpoint.storage, LocalStorage)
+    home = checkpoint.storage.root / checkpoint.name
+    manifest = File.of((home / MANIFEST).read_bytes())
+    files = [StateFile(MANIFEST, manifest.size_bytes, manifest.sha256)]
+    files += [
+        StateFile(file.path, file.size_bytes, file.sha256)
+        for file in checkpoint.files
+        if file.path.endswith(".safetensors") or file.path == "trainer_state.json"
+    ]
+    (root / "shards").mkdir(exist_ok=True)
+    for file in files:
+        shutil.copy(home / file.path, root / "shards" / f"{file.sha256}.bin")
+    return tuple(files)
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_new_job_keeps_the_narrow_places_of_its_start_in_every_cut(tmp_path: Path, is_sent: bool) -> None:
+    """Once more stage servers came, its cut asked for more places than its weights had: it failed as it loaded them."""
+
+    def spec_of(start: str = "", **narrow: object) -> JobSpec:
+        return small_spec(
+            write_text(tmp_path),
+            config__num_hidden_layers=6,
+            model__narrow={"kind": "maxout"} | narrow,
+            pipeline__overlap=0,
+            training__steps=4 if start else 2,
+            checkpoint__resume_from=start,
+        )
+
+    tokens = Tokens.make(tmp_path, resolved(spec_of()))
+
+    async def act(desk: Desk) -> None:
+        rig = desk.rig
+        source = await desk.submit(spec_of(**({} if is_sent else {"every": 1})))
+        await rig.finished(source)
+        found = desk.checkpoints(source)[-1]
+        files, start = (sent(found, tmp_path), "folder") if is_sent else ((), f"{source.record.id}:2")
+        others: tuple[dict[str, object], ...] = ({"kind": "none"}, {"kind": "anchor"}, {"factor": 2}, {"every": 2})
+        for other in others:
+            with pytest.raises(InvalidConfig, match=rf"model\.narrow\.{next(iter(other))} = "):
+                await desk.submit(spec_of(start, **other), files=files)
+        rig.kill(PeerId("peer-0"))
+        while rig.membership.idle_peers():
+            await asyncio.sleep(1.0)
+        job = await desk.submit(spec_of(start), files=files)
+        assert (job.spec.model.narrow, job.spec.split) == (source.spec.model.narrow, (6,))
+        for number in range(8):
+            rig.add_peer(PeerId(f"new-{number}"), rig.tasks, Random(number))
+        await rig.finished(job)
+        assert job.record.state is JobState.SUCCEEDED, job.record.reason
+        assert job.spec.model.narrow == source.spec.model.narrow
+        assert len(job.spec.split) > 1
+
+    at_desk(resolved(spec_of()), tokens, act, peers=1)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -29,7 +29,7 @@ from swarm.checkpoint.storage import (
     url_parts,
 )
 from swarm.errors import CheckpointDamaged, InvalidConfig, NotAllowed, NotFound, StorageError, UsageError
-from swarm.job.changes import JOB_AND_STEP
+from swarm.job.changes import JOB_AND_STEP, check_places
 from swarm.job.spec import JobSpec
 from swarm.text import printable, without_passwords
 from swarm.types import JobId
@@ -324,6 +324,7 @@ def same_model(start: JobSpec, spec: JobSpec, of: str) -> None:
                 f"{key} = {ours.get(key)!r}, but {of} trained a model with {theirs.get(key)!r}",
                 hint="use the same [model] section as that job",
             )
+    check_places(start.model.narrow, spec, of)
 
 
 def _step(text: str) -> int:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import InvalidConfig, OutOfMemory
-from swarm.job.changes import check_changes
+from scheduler.storage.checkpoints.catalog import same_model
+from swarm.errors import CheckpointDamaged, InvalidConfig, OutOfMemory
+from swarm.job.changes import check_changes, check_state, places_of, with_places_of
 from swarm.job.footprint import memory_by_stages, model_costs, stage_footprint
 from swarm.job.memory_split import fit, needs
 from swarm.job.partition import balanced_split, flops_per_token, shape_text
@@ -116,6 +117,59 @@ def test_places_are_kept_for_life_while_stages_may_change(override: str) -> None
         check_changes(spec, resolved(parse_job(apply_overrides(values, [override]))))
     open_cut = spec.having("pipeline", stages=1, split="auto")
     check_changes(spec, resolved(open_cut))
+
+
+PLACES = {"kind": "maxout", "every": 2}
+ANCHOR = {"kind": "anchor", "every": 2}
+
+
+@pytest.mark.parametrize(
+    ("ours", "held", "told", "hint"),
+    [
+        ({}, PLACES, 'kind = "none"', 'set in [model.narrow] kind = "maxout", factor = 4, every = 2, rank = 0'),
+        (PLACES, {}, 'kind = "maxout"', "leave model.narrow out"),
+        (PLACES, ANCHOR, 'kind = "maxout"', 'kind = "anchor", factor = 4, every = 2, rank = 0'),
+        (PLACES | {"factor": 8}, PLACES, "factor = 8", 'kind = "maxout", factor = 4, every = 2, rank = 0'),
+        (PLACES, PLACES | {"every": 4}, "every = 2", 'kind = "maxout", factor = 4, every = 4, rank = 0'),
+        (ANCHOR, ANCHOR | {"rank": 3}, "rank = 0", 'kind = "anchor", factor = 4, every = 2, rank = 3'),
+    ],
+)
+def test_a_job_starts_only_from_weights_with_its_places(
+    ours: dict[str, Any], held: dict[str, Any], told: str, hint: str
+) -> None:
+    """A job without places ran on weights with some and dropped them; others failed once their stages were loaded."""
+    spec, source = resolved(job(narrow=ours)), resolved(job(narrow=held))
+    for refuses in (lambda: same_model(source, spec, "job a-1"), lambda: check_state({"narrow": held}, spec)):
+        with pytest.raises(InvalidConfig) as refused:
+            refuses()
+        assert f"model.narrow.{told}, but " in refused.value.message
+        assert refused.value.hint.endswith(hint)
+    same_model(source, source, "job a-1")
+    check_state({"narrow": held}, source)
+
+
+def test_a_checkpoint_that_says_nothing_of_places_has_none_and_damaged_places_are_told() -> None:
+    check_state({}, resolved(job(narrow={})))
+    with pytest.raises(InvalidConfig, match=r"model\.narrow\.kind"):
+        check_state({}, resolved(job()))
+    for damaged in (None, 3, {"kind": "x"}, PLACES | {"every": 0}, PLACES | {"every": True}, {"factor": 8}):
+        with pytest.raises(CheckpointDamaged, match="names narrow places that no model has"):
+            check_state({"narrow": damaged}, resolved(job()))
+
+
+@pytest.mark.parametrize(
+    ("ours", "held", "every"),
+    [
+        ({"kind": "maxout"}, PLACES, 2),
+        ({"kind": "maxout", "every": 1}, PLACES, 1),
+        ({"kind": "anchor"}, PLACES, "auto"),
+        ({"kind": "maxout"}, PLACES | {"every": 3}, "auto"),
+        ({"kind": "maxout"}, {}, "auto"),
+        ({}, PLACES, "auto"),
+    ],
+)
+def test_places_left_open_are_those_of_the_weights(ours: dict[str, Any], held: dict[str, Any], every: Any) -> None:
+    assert with_places_of(places_of({"narrow": held}), job(narrow=ours)).model.narrow.every == every
 
 
 @given(data=st.data())
