@@ -16,7 +16,7 @@ from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer, of
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.stall import stalled_hint, waiting
-from scheduler.jobs.cuts import basis_of, cut_for
+from scheduler.jobs.cuts import basis_of, cut_for, is_allowed, kept, with_split
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, peers_max
 from scheduler.jobs.peers import Peers
@@ -40,11 +40,13 @@ LOOK_AGAIN_S = 5.0  # how often to look for a place for idle peers: a peer that 
 
 
 @dataclass(slots=True)
-class _KnownNeeds:
-    """What a replica of each stage takes, by the replicas of a stage, as long as the job file is this one."""
+class _Findings:
+    """What takes long to find out of a waiting job, as long as its job file is this one."""
 
     spec: JobSpec
-    by_replicas: dict[int, tuple[Memory, ...]] = field(default_factory=dict)
+    needs: dict[int, tuple[Memory, ...]] = field(default_factory=dict)  # of each stage, by the replicas of a stage
+    of: object = None  # the peers for which `cut` was found
+    cut: tuple[tuple[int, ...], Decision[dict[PeerId, int]]] = ((), Decision(None, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class _HowToBegin:
 
     decision: Decision[dict[PeerId, int]]
     spec: JobSpec
+    said: str = ""  # what memory has changed, for people
 
 
 @dataclass(eq=False)
@@ -64,7 +67,7 @@ class Allocator:
     _peers: Peers
     _membership: Membership
     _runner: JobRunner
-    _known_needs: dict[JobId, _KnownNeeds] = field(default_factory=dict)
+    _found: dict[JobId, _Findings] = field(default_factory=dict)
     _unused: Mapping[PeerId, Mapping[JobId, str]] = field(default_factory=dict)  # why no running job took an idle peer
 
     async def run(self) -> None:
@@ -128,14 +131,29 @@ class Allocator:
 
     def _needs(self, job: Job, peers: int) -> tuple[Memory, ...]:
         """What a replica of each stage takes; a job that waits is asked at every turn, and this takes long."""
-        known = self._known_needs.get(job.record.id)
-        if known is None or known.spec is not job.spec:
-            known = self._known_needs[job.record.id] = _KnownNeeds(job.spec)
-        stages = len(job.spec.split)
+        found, stages = self._found_of(job), len(job.spec.split)
         replicas = max(1, peers // stages)
-        if replicas not in known.by_replicas:
-            known.by_replicas[replicas] = needs(model_costs(job.spec), job.spec.split, replicas * stages)
-        return known.by_replicas[replicas]
+        if replicas not in found.needs:
+            found.needs[replicas] = needs(model_costs(job.spec), job.spec.split, replicas * stages)
+        return found.needs[replicas]
+
+    def _found_of(self, job: Job) -> _Findings:
+        found = self._found.get(job.record.id)
+        if found is None or found.spec is not job.spec:
+            found = self._found[job.record.id] = _Findings(job.spec)
+        return found
+
+    async def _cut_here(
+        self, job: Job, pending: PendingJob, turn: StartTurn
+    ) -> tuple[tuple[int, ...], Decision[dict[PeerId, int]]]:
+        """As `cut_here` for what is free; on a thread, and only when other peers are: it takes up to seconds."""
+        found, of = self._found_of(job), (tuple(turn.free), pending.unfit)
+        if found.of != of:
+            may = partial(is_allowed, job.spec, job.record.tokens)
+            find = partial(cut_here, pending, model_costs(job.spec), of[0], may)
+            found.cut = await run_blocking(self._ports.stores.threads, find)
+            found.of = of
+        return found.cut
 
     async def _learn_needs(self) -> None:
         """Find out what waiting jobs need while idle peers are handed out. Others have their turn after each job."""
@@ -238,7 +256,7 @@ class Allocator:
         """Start the waiting jobs that can, the first first. Others of the scheduler have their turn after each."""
         jobs = self._registry.waiting()
         ids = {job.record.id for job in jobs}
-        self._known_needs = {job: known for job, known in self._known_needs.items() if job in ids}
+        self._found = {job: found for job, found in self._found.items() if job in ids}
         turn = StartTurn(
             self._candidates(self._membership.idle_peers()),
             self._peers.reservations.now(now_s()),
@@ -273,8 +291,10 @@ class Allocator:
             return pending
         waited, asked = job.waiting, job.asked
         start = await self._with_more_stages(job, asked, pending, turn, decision) if asked is not None else None
-        if job.waiting is waited:  # else it was cancelled or paused meanwhile
-            await self._carry_out(job, pending, start or self._or_with_fewer(job, pending, turn, decision), idle)
+        if start is None and job.waiting is waited:
+            start = await self._or_with_fewer(job, pending, turn, decision)
+        if start is not None and job.waiting is waited:  # else it was cancelled or paused meanwhile
+            await self._carry_out(job, pending, start, idle, turn)
         return pending
 
     async def _with_more_stages(
@@ -285,67 +305,75 @@ class Allocator:
         turn: StartTurn,
         as_it_is: Decision[dict[PeerId, int]],
     ) -> _HowToBegin | None:
-        """How a job begins that was submitted before its stage servers came: as if it were submitted now."""
+        """How a job begins that was submitted before its stage servers came: cut as if it were submitted now.
+
+        Its model stays. So does what decides its weights, unless memory holds it no other way.
+        """
         stages, free = len(job.spec.split), {candidate.peer for candidate in turn.free}
         most = len(free) if as_it_is.plan is None else stages_for(len(free))
         if asked.pipeline.stages != "auto" or job.spec.pipeline.recut != "stall" or most <= stages:
             return None
         here = [peer for peer in self._membership.idle_peers() if peer.hello.peer in free]
         basis = basis_of(self._membership, job.record.tokens, here)
-        try:
-            spec, _ = await run_blocking(self._ports.stores.threads, partial(cut_for, asked, basis))
-        except SwarmError:
-            return None  # it waits on with the cut that it has
-        if len(spec.split) <= stages:
-            return None
-        decision = turn.offer(pending.with_cut(model_costs(spec), spec.split, len(here)))
-        return None if decision.plan is None else _HowToBegin(decision, spec)
+        for weights in (True, False) if as_it_is.plan is None else (True,):
+            cut = partial(cut_for, kept(asked, job.spec, weights=weights), basis)
+            with suppress(SwarmError):  # it waits on with the cut that it has
+                spec, said = await run_blocking(self._ports.stores.threads, cut)
+                decision = turn.offer(pending.with_cut(model_costs(spec), spec.split, len(here)))
+                if len(spec.split) > stages and decision.plan is not None:
+                    return _HowToBegin(decision, spec, said)
+        return None
 
-    def _or_with_fewer(
+    async def _or_with_fewer(
         self, job: Job, pending: PendingJob, turn: StartTurn, decision: Decision[dict[PeerId, int]]
     ) -> _HowToBegin:
         """The decision, or a start with fewer islands or another cut once a job that cannot start as it is has waited
         for that."""
-        assert job.waiting is not None
-        spec, before, as_it_is = job.spec, job.waiting.fewer, _HowToBegin(decision, job.spec)
+        waits = job.waiting
+        assert waits is not None
+        spec, before, as_it_is = job.spec, waits.fewer, _HowToBegin(decision, job.spec)
+        is_open = spec.pipeline.recut == "stall" and spec.limits.on_stall == "wait"
         count, of, other = 0, pending.islands if pending.fewer else None, as_it_is
         if decision.plan is None and pending.fewer:
             count, begins = turn.offer_fewer(pending)
             other = _HowToBegin(begins, spec)
-        elif decision.plan is None and spec.pipeline.recut == "stall" and spec.limits.on_stall == "wait":
-            split, begins = cut_here(pending, model_costs(spec), turn.free)
+        elif decision.plan is None and is_open and not turn.may_serve(pending):
+            split, begins = await self._cut_here(job, pending, turn)
             if count := len(split):
-                other = _HowToBegin(begins, spec.having("pipeline", split=split, stages=count))
+                other = _HowToBegin(begins, with_split(spec, split))
         now = waits_on(before, count, of, spec.limits.no_progress_s, now_s())
-        job.waiting.fewer = now
+        waits.fewer = now
         if now is not None and now.at_s <= now_s():
             return other
         if now is not None and before is None:
             self._registry.say(job, "info", now.told(now_s()))
         return as_it_is
 
-    def _hint(self, job: Job, pending: PendingJob, idle: Iterable[Peer]) -> str:
+    async def _hint(self, job: Job, pending: PendingJob, turn: StartTurn) -> str:
         """Advice about a stalled job that cannot be placed."""
         split: tuple[int, ...] = ()
         if not job.spec.has_outer_steps:
-            split, _ = cut_here(pending, model_costs(job.spec), self._candidates(idle))
+            split, _ = await self._cut_here(job, pending, turn)
         return stalled_hint(job.record.id, job.stalls, len(split))
 
-    async def _carry_out(self, job: Job, pending: PendingJob, start: _HowToBegin, idle: Mapping[PeerId, Peer]) -> None:
+    async def _carry_out(
+        self, job: Job, pending: PendingJob, start: _HowToBegin, idle: Mapping[PeerId, Peer], turn: StartTurn
+    ) -> None:
         """Begin the job as it was decided, or say why it waits on."""
-        decision = start.decision
-        assert job.waiting is not None
+        decision, waited = start.decision, job.waiting
+        assert waited is not None
         if decision.plan is None:
             stalled = job.record.state is JobState.STALLED
             state = JobState.STALLED if stalled else JobState.PLACING
-            reason = waiting(job.waiting.goes_on, decision.reason) if stalled else decision.reason
+            reason = waiting(waited.goes_on, decision.reason) if stalled else decision.reason
             if (job.record.state, job.record.reason) != (state, reason):
-                changes = {"hint": self._hint(job, pending, idle.values())} if stalled else {}
-                await self._registry.enter(job, state, reason, **changes)
+                changes = {"hint": await self._hint(job, pending, turn)} if stalled else {}
+                if job.waiting is waited:
+                    await self._registry.enter(job, state, reason, **changes)
             return
-        places, waited, hellos = decision.plan, job.waiting, {peer: idle[peer].hello for peer in decision.plan}
+        places, hellos = decision.plan, {peer: idle[peer].hello for peer in decision.plan}
         try:
-            batches = await self._ports.stores.files.opened(job.spec, job.record.tokens, job.record.owner)
+            batches = await self._ports.stores.files.opened(start.spec, job.record.tokens, job.record.owner)
         except SwarmError as error:
             if job.waiting is waited:
                 await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
@@ -354,7 +382,7 @@ class Allocator:
             self._peers.wake.set()  # the job was cancelled meanwhile, or a peer left: decide anew
             return
         if start.spec is not job.spec:
-            self._registry.cut_anew(job, start.spec)
+            self._registry.cut_anew(job, start.spec, start.said)
         job.asked = None
         replicas = [_replica(idle[peer].hello, stage_at(job.spec, place), job.spec) for peer, place in places.items()]
         # No await until the driver exists: a cancel or a leave from now on must reach it.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scheduler.brain.fleet.membership import Membership, Peer, fleet_speed, offer
 from scheduler.storage.job_record import JobTokens
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, SwarmError
 from swarm.job.placement import Candidate
 from swarm.job.resolve import Basis, choose
 from swarm.job.spec import JobSpec
@@ -36,6 +36,30 @@ def cut_for(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
         raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
     check_hops(resolved)
     return resolved, reasons
+
+
+def with_split(spec: JobSpec, split: tuple[int, ...]) -> JobSpec:
+    """A resolved spec with another cut, and all else as it is."""
+    return spec.having("pipeline", split=split, stages=len(split))
+
+
+def is_allowed(spec: JobSpec, tokens: JobTokens, split: tuple[int, ...]) -> bool:
+    """Whether a job file with the values of a resolved spec might name this cut."""
+    try:
+        cut_for(with_split(spec, split), Basis(tokens.vocabulary_size, tokens.end_of_text))
+    except SwarmError:
+        return False
+    return True
+
+
+def kept(asked: JobSpec, spec: JobSpec, *, weights: bool) -> JobSpec:
+    """What was asked, with what decides the model as it was resolved in `spec`, and (`weights`) what decides how its
+    weights are trained. The cut stays open, and what else follows from memory."""
+    asked = asked.having("model", narrow=spec.model.narrow)
+    if not weights:
+        return asked
+    asked = asked.having("training", microbatch_sequences=spec.training.microbatch_sequences)
+    return asked.having("pipeline", overlap=spec.pipeline.overlap)
 
 
 def check_hops(spec: JobSpec) -> None:

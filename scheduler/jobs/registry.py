@@ -153,11 +153,11 @@ class JobRegistry:
                 if job.record.state.is_final:  # else it was resumed meanwhile
                     self.logs.close(job.record.id)
 
-    def cut_anew(self, job: Job, spec: JobSpec) -> None:
+    def cut_anew(self, job: Job, spec: JobSpec, said: str) -> None:
         """Cut a waiting job otherwise: on its timeline nothing was trained yet. The next change of state stores it."""
         job.spec, job.record = spec, replace(job.record, spec_json=spec.model_dump_json())
         self._metrics.recut(job.record.id)
-        self.say(job, "info", f"cut anew for the stage servers that are here: {shape_text(spec)}")
+        self.say(job, "info", f"cut anew for the stage servers that are here: {shape_text(spec)}{said}")
 
     def begin_timeline(self, job: Job, before: JobRecord, after: JobRecord) -> None:
         """Turn the job to its next timeline; NotAllowed, and nothing changes, if it is no longer as in `before`."""

@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 
-from scheduler.jobs.job import now_s
+from scheduler.jobs.job import Job, now_s
 from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId
 from tests.support.reference import reference
 from tests.support.scenes import SavingTask, Scene, play, resolved, stall
 from tests.support.simulated import Rig, Tokens, small_spec, stale, write_text
 
 WAIT_S = 60.0
+MEMORY_BYTES = 1500 << 10  # of one stage server: a layer, but no microbatch of four sequences
 FOUR: dict[str, Any] = {
     "pipeline__stages": 4,
     "pipeline__recut": "stall",
@@ -110,19 +112,64 @@ def test_a_fleet_that_is_halved_twice_leaves_one_stage_and_one_that_grows_replic
     stall(SavingTask.make(tmp_path, **FOUR, **stale(0), training__steps=12), 8, act)
 
 
+async def ends_cut_anew(rig: Rig, asked: JobSpec, tokens: Tokens, count: int, memory_bytes: int = 1 << 30) -> Job:
+    """The job, ended, that was submitted when no stage server was there; each that came has so much memory."""
+    job = await rig.jobs.submit(asked, tokens.of_job(), ByteTokenizer().tokenizer_files())
+    await asyncio.sleep(5.0)
+    assert len(job.spec.split) == 1
+    for number in range(count):
+        rig.add_peer(PeerId(f"peer-{number}"), rig.tasks, Random(number), memory_bytes=memory_bytes)
+    await rig.finished(job)
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    return job
+
+
 def test_a_job_that_is_submitted_before_its_stage_servers_is_cut_for_them_bitwise(tmp_path: Path) -> None:
     asked = small_spec(write_text(tmp_path), config__num_hidden_layers=4, pipeline__overlap=0)
     tokens = Tokens.make(tmp_path, resolved(asked))
 
     async def act(rig: Rig) -> None:
-        job = await rig.jobs.submit(asked, tokens.of_job(), ByteTokenizer().tokenizer_files())
-        await asyncio.sleep(5.0)
-        assert len(job.spec.split) == 1
-        for number in range(4):
-            rig.add_peer(PeerId(f"peer-{number}"), rig.tasks, Random(number))
-        await rig.finished(job)
-        assert job.record.state is JobState.SUCCEEDED, job.record.reason
+        job = await ends_cut_anew(rig, asked, tokens, 4)
         assert job.spec.split == (2, 2)
         assert job.record.weights_sha256 == reference(resolved(asked), tokens).sha256
+
+    play(tokens, 0, act)
+
+
+def test_a_job_that_only_smaller_microbatches_fit_when_it_is_placed_trains_on_these_bitwise(tmp_path: Path) -> None:
+    asked = small_spec(
+        write_text(tmp_path),
+        config__num_hidden_layers=4,
+        pipeline__overlap=0,
+        training__microbatch_sequences="auto",
+        training__global_batch_sequences=64,
+        training__steps=2,
+    )
+    tokens = Tokens.make(tmp_path, resolved(asked))
+
+    async def act(rig: Rig) -> None:
+        job = await ends_cut_anew(rig, asked, tokens, 4, MEMORY_BYTES)
+        assert job.spec.training.microbatch_sequences < resolved(asked).training.microbatch_sequences
+        assert job.record.weights_sha256 == reference(job.spec, tokens).sha256
+
+    play(tokens, 0, act)
+
+
+def test_a_job_that_begins_from_another_has_its_narrow_places_however_many_stage_servers_come(tmp_path: Path) -> None:
+    narrow = {"config__num_hidden_layers": 12, "model__narrow": {"kind": "maxout", "factor": 4}, "pipeline__overlap": 0}
+    first = small_spec(write_text(tmp_path), training__steps=2, **narrow)
+    tokens = Tokens.make(tmp_path, resolved(first))
+
+    async def act(rig: Rig) -> None:
+        rig.add_peer(PeerId("old"), rig.tasks, Random(9))
+        before = await rig.jobs.submit(first, tokens.of_job(), ByteTokenizer().tokenizer_files())
+        await rig.finished(before)
+        rig.kill(PeerId("old"))
+        while rig.membership.lasting_peers():
+            await asyncio.sleep(1.0)
+        resumes = {"training__steps": 4, "checkpoint__resume_from": f"{before.record.id}:2"}
+        job = await ends_cut_anew(rig, small_spec(write_text(tmp_path), **narrow, **resumes), tokens, 8)
+        assert job.spec.split == (6, 6)
+        assert job.spec.model.narrow == before.spec.model.narrow
 
     play(tokens, 0, act)

@@ -47,6 +47,7 @@ from enum import IntEnum
 from scheduler.brain.settings import ON_ITS_WAY_S_MAX
 from swarm.job.memory_split import ModelCosts, fit, needs
 from swarm.job.placement import Candidate, at_home, homes_of, least, place, together
+from swarm.limits import STAGES_MAX
 from swarm.text import counted
 from swarm.types import Decision, JobId, Memory, PeerId
 
@@ -287,6 +288,10 @@ class StartTurn:
         """The peers that no job before keeps."""
         return self._free
 
+    def may_serve(self, job: PendingJob) -> bool:
+        """Whether all present peers, busy ones included, could serve the job: it waits for these, not for others."""
+        return job.able(self._present) is not None
+
     def descend(self, waiting: Iterable[PendingJob]) -> Iterator[None]:
         """Go on to jobs of lower priority; `waiting` are the jobs of this one that still wait. Rests after each."""
         self._free, self._keepers = self._left, list(self._above)
@@ -444,7 +449,8 @@ class Fewer:
     and waits for all islands.
 
     A job that waits for all its islands could begin with `count` of them, and does so at `at_s`. One without islands
-    (`of` is None) could begin with `count` stages.
+    (`of` is None) could begin with `count` stages, and waits so only if all present peers, busy ones included, are too
+    few for its own: it does not change its cut to pass a job at work.
     """
 
     count: int
@@ -467,17 +473,19 @@ def waits_on(before: Fewer | None, count: int, of: int | None, wait_s: float, no
 
 
 def cut_here(
-    job: PendingJob, model: ModelCosts, here: Sequence[Candidate]
+    job: PendingJob, model: ModelCosts, here: Sequence[Candidate], is_allowed: Callable[[tuple[int, ...]], bool]
 ) -> tuple[tuple[int, ...], Decision[dict[PeerId, int]]]:
     """The cut with which a job without islands could begin with the peers that are here, and each peer's stage then.
 
-    Fewer stages than now come first, the most of them, then more. () if the estimate of memory says that none would
-    hold it, or only as many stages as now.
+    Fewer stages than now come first, the most of them, then more. () if the estimate of memory says that none that
+    `is_allowed` would hold it, or only as many stages as now.
     """
     able = [candidate for candidate in here if candidate.peer not in job.unfit]
-    now, most = len(job.needs), min(len(able) // job.min_replicas, model.layers)
+    now, most = len(job.needs), min(len(able) // job.min_replicas, model.layers, STAGES_MAX)
     for stages in (*range(min(most, now - 1), 0, -1), *range(now + 1, min(most, now + MORE_STAGES_MAX) + 1)):
         split = fit(model, [candidate.offer for candidate in able], [stages], job.min_replicas).plan
-        if split is not None and (decision := job.with_cut(model, split, len(able)).plan(able)).plan is not None:
+        if split is None or not is_allowed(split):
+            continue
+        if (decision := job.with_cut(model, split, len(able)).plan(able)).plan is not None:
             return split, decision
     return (), Decision(None, "")

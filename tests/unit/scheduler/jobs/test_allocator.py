@@ -18,6 +18,7 @@ from scheduler.brain.fleet.allocation import Fewer, Reservations
 from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership
 from scheduler.jobs import allocator
 from scheduler.jobs.allocator import Allocator
+from scheduler.jobs.cuts import with_split
 from scheduler.jobs.job import Job, Waiting
 from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.job.resolve import Basis, resolve
@@ -40,6 +41,7 @@ class Scene:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     begun: list[list[PeerId]] = field(default_factory=list)  # of the newest job, by island
     meanwhile: Callable[[], object] = lambda: None  # happens while the data of a job is opened
+    opened: JobSpec | None = None  # for which the data was opened
 
     def __post_init__(self) -> None:
         files = SimpleNamespace(opened=self._open)
@@ -50,7 +52,7 @@ class Scene:
             at_work=lambda: [job for job in self.jobs if job.waiting is None],
             waiting=lambda: [job for job in self.jobs if job.waiting is not None],
             enter=self._enter,
-            cut_anew=lambda job, spec: setattr(job, "spec", spec),
+            cut_anew=lambda job, spec, said: setattr(job, "spec", spec),
             say=lambda *_: None,
         )
         peers = SimpleNamespace(
@@ -64,6 +66,7 @@ class Scene:
         self.allocator = Allocator(*made)
 
     async def _open(self, spec: JobSpec, tokens: JobTokens, owner: str) -> None:
+        self.opened = spec
         self.meanwhile()
 
     def _begin(self, job: Job, batches: Any, islands: Any) -> None:
@@ -74,9 +77,9 @@ class Scene:
             self.placed[job.record.id], job.waiting = list(changes["peers"]), None
         job.record = job.record.entered(state, reason, 0.0)
 
-    def join(self, *peers: PeerId, pinned_stage: int = -1) -> None:
+    def join(self, *peers: PeerId, pinned_stage: int = -1, memory_bytes: int = 1 << 30) -> None:
         for peer in peers:
-            self.members.hello(Hello(peer, 1, 1, "0", "at", "http", "cpu", 1, 1 << 30, pinned_stage), 0.0)
+            self.members.hello(Hello(peer, 1, 1, "0", "at", "http", "cpu", 1, memory_bytes, pinned_stage), 0.0)
 
     def turn(self) -> dict[JobId, list[PeerId]]:
         """Who started, with which peers."""
@@ -90,7 +93,7 @@ def spec(folder: Path, stages: int, priority: int = 0, **changes: Any) -> JobSpe
 
 
 def waits(id_: str, of: JobSpec) -> Job:
-    tokens = JobTokens((), "uint16", 257, 1.0)
+    tokens = JobTokens((), "uint16", 257, 1.0, 256)
     return Job(JobRecord(JobId(id_), id_, JobState.PLACING, "", 0.0, 0.0, "{}", tokens), of, waiting=Waiting(0.0))
 
 
@@ -447,7 +450,7 @@ def test_a_job_of_before_there_was_this_key_is_not_cut_anew(tmp_path: Path, cloc
 
 def submitted_before(folder: Path, **changes: Any) -> Job:
     """A job for which nobody was there when it was submitted."""
-    asked = small_spec(folder / "text.txt", **FOUR, **changes)
+    asked = small_spec(folder / "text.txt", **FOUR | changes)
     job = waits("job", resolve(asked, Basis(257)))
     job.asked = asked
     return job
@@ -462,6 +465,79 @@ def test_a_job_that_is_submitted_before_its_stage_servers_is_cut_when_it_is_plac
     assert scene.jobs[0].spec.split == (6, 6)
     assert scene.jobs[0].asked is None
     assert scene.begun == [[A, B, C, PeerId("d")]]
+
+
+def test_a_cut_at_the_placement_keeps_what_decides_the_model_and_its_weights(tmp_path: Path) -> None:
+    """With more stage servers the model had more narrow places than the checkpoint that it was to begin from."""
+    job = submitted_before(
+        tmp_path,
+        model__narrow={"kind": "maxout", "factor": 4},
+        training__microbatch_sequences="auto",
+        training__global_batch_sequences=64,
+    )
+    scene, before = Scene([job]), job.spec
+    scene.join(*(PeerId(f"peer-{number:02}") for number in range(24)))
+    scene.turn()
+    assert job.spec == with_split(before, (6, 6))
+
+
+def test_a_cut_that_memory_holds_only_with_smaller_microbatches_has_data_of_that_size(tmp_path: Path) -> None:
+    """It trained on the microbatches of the cut before: every boundary tensor was refused."""
+    job = submitted_before(
+        tmp_path,
+        config__num_hidden_layers=4,
+        pipeline__overlap=0,
+        training__microbatch_sequences="auto",
+        training__global_batch_sequences=64,
+    )
+    scene, before = Scene([job]), job.spec
+    scene.join(A, B, C, PeerId("d"), memory_bytes=1500 << 10)
+    assert len(scene.turn()["job"]) == 4
+    assert job.spec.training.microbatches > before.training.microbatches
+    assert scene.opened == job.spec
+
+
+def test_no_cut_is_taken_that_a_job_file_may_not_name(tmp_path: Path) -> None:
+    long = spec(tmp_path, 2, pipeline__recut="stall", data__sequence_length=16384, training__microbatch_sequences=60,
+                training__global_batch_sequences=60, config__max_position_embeddings=16384)  # fmt: skip
+    scene = Scene([went_on(long)])
+    scene.join(A, memory_bytes=1 << 40)
+    assert scene.turn() == {}
+    assert scene.jobs[0].waiting == Waiting(0.0), "a Route may not carry so many tokens and targets to one stage"
+
+
+def test_a_job_that_waits_behind_another_keeps_its_cut(tmp_path: Path, clock: Clock) -> None:
+    scene = Scene([went_on(spec(tmp_path, 4, **RECUT))])
+    scene.join(A, B, C, PeerId("d"))
+    for busy in (C, PeerId("d")):
+        scene.members.assign(busy, JobId("other"), 0, 0.0)
+    for clock.now_s in (1.0, 1e6):
+        assert scene.turn() == {}
+    scene.members.leaving(C, 1e6)
+    assert scene.turn() == {}
+    assert scene.jobs[0].waiting is not None
+    assert scene.jobs[0].waiting.fewer == Fewer(2, None, 1e6 + 100.0), "from when not enough were there, busy or not"
+
+
+def test_another_cut_is_looked_for_only_when_others_are_there(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model with many layers it took seconds, at every turn of every job that waited."""
+    looked: list[int] = []
+
+    def look(job: Any, model: Any, here: Any, is_allowed: Any) -> Any:
+        looked.append(len(here))
+        return allocation.cut_here(job, model, here, is_allowed)
+
+    monkeypatch.setattr(allocator, "cut_here", look)
+    scene = Scene([went_on(spec(tmp_path, 4, **RECUT))])
+    scene.join(A)
+    for clock.now_s in (1.0, 2.0, 3.0):
+        scene.turn()
+    scene.join(B)
+    for clock.now_s in (4.0, 5.0):
+        scene.turn()
+    assert looked == [1, 2]
 
 
 @pytest.mark.parametrize("changes", [{"pipeline__stages": 1}, {"pipeline__split": (12,)}, {"pipeline__recut": "off"}])

@@ -28,6 +28,7 @@ from scheduler.brain.fleet.allocation import (
 )
 from swarm.job.memory_split import ModelCosts
 from swarm.job.placement import Candidate
+from swarm.limits import STAGES_MAX
 from swarm.types import Decision, JobId, Memory, PeerId
 from tests.support.memories import memories
 from tests.support.situations import Situation, beside, value_of
@@ -258,9 +259,9 @@ def model(layer_bytes: int, layers: int = 4) -> ModelCosts:
     return ModelCosts(layers, 1, 1, lambda of, stage, stages, replicas: Memory(layer_bytes * of))
 
 
-def stages_here(job: PendingJob, costs: ModelCosts, here: list[Candidate]) -> int:
-    """The number of stages; each has a peer, and the job is not as it was."""
-    split, decision = cut_here(job, costs, here)
+def stages_here(job: PendingJob, costs: ModelCosts, here: list[Candidate], most: int = 999) -> int:
+    """The number of stages of `most` layers; each has a peer, and the job is not as it was."""
+    split, decision = cut_here(job, costs, here, lambda split: max(split) <= most)
     assert set((decision.plan or {}).values()) == set(range(len(split)))
     assert len(split) != len(job.needs)
     return len(split)
@@ -286,6 +287,10 @@ def test_what_is_here_is_offered_only_if_it_can_hold_the_job() -> None:
 def test_stages_are_more_where_those_that_are_here_are_smaller_than_those_that_left() -> None:
     assert stages_here(waiting(B, 1), model(50), peers("a", "b", "c")) == 2, "as few as hold it"
     assert stages_here(waiting(B, 1), model(101), peers("a", "b", "c")) == 0
+    assert stages_here(waiting(B, 2), model(25), peers("a", "b", "c"), most=2) == 3, "one stage would be too long"
+    many = peers(*(str(number) for number in range(STAGES_MAX + 1)))
+    assert stages_here(waiting(B, STAGES_MAX - 1), model(50, 1024), many) == STAGES_MAX
+    assert stages_here(replace(waiting(B, STAGES_MAX), peers_max=1), model(50, 1025), many) == 0
 
 
 def test_with_another_cut_a_job_takes_as_many_replicas_of_a_stage_as_before() -> None:
