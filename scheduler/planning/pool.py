@@ -124,24 +124,24 @@ class PeerPool:
 # The file -------------------------------------------------------------------------------------------------------------
 
 
-_NAMED = "of letters, digits and . _ : -, in quotation marks"
+_NAMED = "a name of letters, digits and . _ : -, in quotation marks"
 _WANTED = {  # the keys of the file, and what each should be
     "schema": '"swarm.pool/1"',
-    "peer": "a table [[peer]] for each machine",
+    "peer": "[[peer]], a table for each machine",
     "links": "one table [links]",
     "name": _NAMED,
     "count": f"a whole number from 1 to {PEERS_MAX}",
     "device": _NAMED,
-    "memory": 'with its unit, such as "24GiB"',
-    "host_memory": 'with its unit, such as "64GiB"',
+    "memory": 'a size with its unit, such as "24GiB"',
+    "host_memory": 'a size with its unit, such as "64GiB"',
     "site": _NAMED,
     "speed": "a number above 0: multiply-adds per second, such as 2.1e12",
-    "up": 'with kbit, Mbit or Gbit, such as "200Mbit"',
-    "down": 'with kbit, Mbit or Gbit, such as "200Mbit"',
+    "up": 'a rate in kbit, Mbit or Gbit, such as "200Mbit"',
+    "down": 'a rate in kbit, Mbit or Gbit, such as "200Mbit"',
     "price_per_hour": "a number that is not below 0",
     "delay_ms": 'the name of a file, such as "delay.csv"',
     "bandwidth_gbps": 'the name of a file, such as "bandwidth.csv"',
-    "measured": 'a day, such as "2026-11-20"',
+    "measured": 'a day in quotation marks, such as "2026-11-20"',
 }
 
 
