@@ -391,6 +391,13 @@ def test_flags_of_submit_change_the_job(swarm: Any, fake: FakeJobs) -> None:
     swarm("submit", "-d", "job.toml", "--set", "training.steps=7", "--name", "other", "--priority", "-5")
     spec = spec_from_json(fake.submitted[0].spec_json)
     assert (spec.training.steps, spec.name, spec.limits.priority) == (7, "other", -5)
+    cut = {"split": [1, 1], "overlap": 1, "microbatch_sequences": 2, "recompute": True}
+    plan = {"schema": "swarm.plan/1", "job": "tiny", "reasons": ["left out: p3: it is slow"], **cut}
+    Path("plan.json").write_text(json.dumps(plan))
+    _, _, said = swarm("submit", "-d", "job.toml", "--plan", "plan.json", "--set", "model.recompute=false")
+    spec = spec_from_json(fake.submitted[1].spec_json)
+    assert (spec.split, spec.model.recompute) == ((1, 1), False)
+    assert "left out: p3: it is slow" in said
 
 
 def test_the_exit_code_is_the_jobs_result_and_detached_none_is_awaited(
