@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +38,7 @@ LEFT_OUT = {
     r"(sqlite3|rsync) .*|swarm scheduler --data-dir BACKUP .*": "tests/integration/test_backup.py",
     r"openssl pkcs12 .*": "needs a page off loopback; tests/unit/scheduler/web/test_pages.py",
     r"swarm ca new": "tests/unit/client/verbs/members/test_ca.py",
-    r"swarm (rm|cancel|pause|pull|explain|train-local|status|submit|gc|ca|wait|peers drain)"
+    r"swarm (rm|cancel|pause|pull|explain|train-local|status|submit|gc|ca|wait|peers drain|plan|simulate)"
     r"( JOB\.\.\.| --resume-from| --microbatch| --outer-log| --speeds \S+)?": "a name in a sentence",
 }
 SHORT = "--set training.steps=6 --set training.global_batch_sequences=4 --set data.sequence_length=32"
@@ -185,6 +186,8 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.also("swarm cancel JOB second third")
     reader.types("swarm logs JOB -f")
     reader.types("swarm peers")
+    reader.passes("swarm pause JOB")  # with the next one typed below, where a job runs
+    reader.passes("swarm resume JOB --set pipeline.stages=N")
     reader.types("swarm islands JOB")
     reader.types("swarm peers --links")
     reader.names |= {"JOB": reader.also(f"swarm submit job.toml --detach --name fourth {LONG} {saved}")}
@@ -207,7 +210,7 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.passes("swarm rm JOB")  # typed at the end
     reader.also("swarm pause JOB")
     reader.names["N"] = "2"
-    reader.types("swarm resume JOB --set pipeline.stages=N", "--detach")
+    reader.also("swarm resume JOB --set pipeline.stages=N --detach")
     reader.passes("swarm scheduler --keep-jobs 30d")  # typed in docs/features.md
     reader.types("swarm identity ls")
     reader.types("swarm token create --role stage-server")
@@ -258,6 +261,9 @@ def test_pages_that_start_programs(reader: Reader) -> None:
     token = reader.types("swarm token create --role stage-server --scheduler SCHEDULER:7950")
     reader.names["LINE"] = f"'{token}'"
     reader.starts("swarm stage-server --join LINE", "--device cpu --data-dir other-machine")
+    reader.passes_all(LEFT_OUT)
+    reader.starts("swarm stage-server --join LINE --site lyon", "--device cpu --data-dir third-machine")
+    reader.passes("swarm explain JOB")  # typed for docs/scheduling.md
     reader.passes_all(LEFT_OUT)
     reader.stops()
 
@@ -353,6 +359,7 @@ def test_the_page_about_islands(reader: Reader) -> None:
     reader.types("swarm peers")
     far = "swarm up --stages 2 --replicas 1 --islands 2 --between 50Mbit,100ms --job job.toml"
     reader.passes(far)  # tests/integration/test_up.py
+    reader.passes_all(LEFT_OUT)
     by_speed = "swarm submit job.toml --set averaging.mode=diloco --set islands.count=2 --set islands.shares=speed"
     reader.types(by_speed, few)
     reader.passes_all(LEFT_OUT)
@@ -374,6 +381,35 @@ def test_the_page_about_islands(reader: Reader) -> None:
     more = f"{few} --set training.steps={at + 6}"
     reader.types(f"swarm submit job.toml {apart}", more, where={"100": str(at)})
     reader.passes_all(LEFT_OUT)
+    reader.closes()
+
+
+def test_the_page_about_planning(reader: Reader) -> None:
+    """With one machine in the place of several alike, and little effort."""
+    folder = reader.folder / "examples" / "planning"
+    shutil.copytree(ROOT / "examples" / "planning", folder)
+    pool = re.sub(r"count = \d+", "count = 1", (folder / "pool.toml").read_text())
+    (folder / "pool.toml").write_text(pool)
+    (reader.folder / "docs").mkdir()
+    few = "--effort 300"
+    example = "swarm plan examples/planning/job.toml --pool examples/planning/pool.toml"
+    reader.opens("docs/planning.md")
+    reader.passes_all(LEFT_OUT)
+    reader.types(example, few)
+    reader.runs("swarm up --stages 2 --replicas 1")
+    reader.types("swarm peers pool > pool.toml")
+    reader.stops()
+    reader.types(f"{example} --output json > plan.json", few)
+    reader.types(f"{example} --picture docs/planning.svg", few)
+    reader.passes("swarm submit examples/planning/job.toml --plan plan.json")  # tests/integration/test_client.py
+    better = "examples/planning/better.toml"
+    reader.types(f"""sed 's/"1Gbit"/"2Gbit"/' examples/planning/pool.toml > {better}""")
+    reader.types(f"swarm plan examples/planning/job.toml --pool {better} --compare plan.json", few)
+    reader.types(f"{example} --by price", few)
+    reader.passes_all(LEFT_OUT)
+    shutil.copytree(folder, reader.folder, dirs_exist_ok=True)
+    simulated = "swarm simulate job.toml --pool pool.toml --hours 4 --churn 0.2 --compare pipeline.overlap=0"
+    reader.types(simulated, where={"--hours 4": "--hours 0.02"})
     reader.closes()
 
 

@@ -201,8 +201,12 @@ class CheckpointCatalog:
         """
 
         def look() -> list[tuple[Checkpoint | Fault, str]]:
-            found, faults = list_checkpoints(self.storage(spec, record.id), record.id)
+            storage = self.storage(spec, record.id)
+            found, faults = list_checkpoints(storage, record.id)
             shown = [(checkpoint, fault_of(checkpoint, contents=verify)) for checkpoint in found]
+            if any(fault for _, fault in shown):  # unless it was removed in order while it was read
+                there = {checkpoint.name for checkpoint in list_checkpoints(storage, record.id)[0]}
+                shown = [(checkpoint, fault) for checkpoint, fault in shown if checkpoint.name in there]
             return [*shown, *((fault, fault.reason) for fault in faults)]
 
         if not verify:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -185,6 +186,24 @@ async def test_checkpoints_are_verified_one_request_at_a_time(monkeypatch: pytes
                 break
             except NotAllowed:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_checkpoint_that_is_removed_while_it_is_read_has_no_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    storage = LocalStorage(tmp_path / "jobs" / JOB / "checkpoints")
+    old, damaged, _ = (write(storage, step) for step in (2, 4, 6))
+
+    def removed_meanwhile(checkpoint: Checkpoint, *, contents: bool = True) -> str:
+        if checkpoint.name == old.name and contents:
+            shutil.rmtree(tmp_path / "jobs" / JOB / "checkpoints" / old.name)
+        return "no such file" if checkpoint.name in (old.name, damaged.name) else ""
+
+    monkeypatch.setattr(checkpoint_catalog, "fault_of", removed_meanwhile)
+    record = JobRecord(JOB_ID, "demo", JobState.PAUSED, "", 0.0, 0.0, spec().model_dump_json(), TOKENS)
+    with ThreadPoolExecutor(2) as threads:
+        shown = await CheckpointCatalog(tmp_path, threads).shown(record, spec(), verify=True)
+    assert [(checkpoint.step, fault) for checkpoint, fault in shown] == [(4, "no such file"), (6, "")]
 
 
 async def test_a_start_at_a_url_that_was_taken_from_the_scheduler_is_not_opened(
