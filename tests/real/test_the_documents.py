@@ -262,6 +262,8 @@ def test_pages_that_start_programs(reader: Reader) -> None:
     reader.names["LINE"] = f"'{token}'"
     reader.starts("swarm stage-server --join LINE", "--device cpu --data-dir other-machine")
     reader.passes_all(LEFT_OUT)
+    token = reader.also("swarm token create --role stage-server --scheduler SCHEDULER:7950")
+    reader.names["LINE"] = f"'{token}'"
     reader.starts("swarm stage-server --join LINE --site lyon", "--device cpu --data-dir third-machine")
     reader.passes("swarm explain JOB")  # typed for docs/scheduling.md
     reader.passes_all(LEFT_OUT)
