@@ -272,6 +272,7 @@ def test_pages_that_start_programs(reader: Reader) -> None:
     reader.opens("docs/features.md")
     reader.types("swarm submit --example", "> job.toml")
     reader.passes_all(LEFT_OUT)
+    reader.passes("swarm ls")  # in a sentence, and typed for docs/operations.md
     reader.passes("swarm status JOB -o json")  # tests/integration/test_train_local.py reads what it prints
     reader.passes_all(LEFT_OUT)
     reader.starts("swarm scheduler --keep-jobs 30d")
