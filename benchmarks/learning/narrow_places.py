@@ -39,7 +39,7 @@ class Way:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of a boundary tensor, one way, with the model's width."""
+        """The bytes of a boundary tensor, one way, at the width of the model."""
         return (4.0 if self.codec == "none" else 1.02) / (1 if self.kind == "none" else self.factor)
 
 

@@ -58,7 +58,7 @@ def shuffled(peers: int, groups: int, rng: Random) -> list[list[int]]:
 
 
 def figures_of(name: str, tables: Tables, *, at_random: bool, seeds: int, trials: int) -> Iterator[Figure]:
-    """The figures of one case; those of a case that was not published always come out."""
+    """The figures of one case. A case that was not published passes with any figures."""
     peers = len(tables[0])
     groups = next(count for count in range(isqrt(peers), 0, -1) if peers % count == 0)
     pairs = peer_pairs(*tables, peers // groups, GRADIENT_BYTES, HOP_BYTES)

@@ -60,11 +60,8 @@ def chunks_of(stage: Stage) -> tuple[Chunk, ...]:
 
 def _cut(stage: Stage) -> tuple[Chunk, ...]:
     sizes = [TensorSize(name, elements) for name, elements in stage.parameter_sizes()]
-    elements, most_bytes = (
-        sum(tensor.elements for tensor in sizes),
-        stage.state_bytes([tensor.name for tensor in sizes]),
-    )
-    element_bytes = max(1, most_bytes // max(1, elements))
+    elements = sum(tensor.elements for tensor in sizes)
+    element_bytes = max(1, stage.state_bytes([tensor.name for tensor in sizes]) // max(1, elements))
     return cut(sizes, chunk_bytes=CHUNK_BYTES, element_bytes=element_bytes, gradient_bytes=4, whole_tensors=True)
 
 

@@ -126,9 +126,7 @@ class SiteRounds:
             return
         alone = [f"{len(sizes) - len(named)} alone"] * (len(sizes) > len(named))
         text = f"flat: {why}" if why else f"by site: {', '.join(named + alone)}"
-        before, self.told[unit] = (
-            self.told.get(unit, text if why else ""),
-            text,
-        )  # that they are flat is no news at first
+        before = self.told.get(unit, text if why else "")  # that they are flat is no news at first
+        self.told[unit] = text
         if text != before:
             self._state.outbox.note("info", f"unit {unit} averages {text}")
