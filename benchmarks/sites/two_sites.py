@@ -5,7 +5,7 @@
     lyon [namespace: scheduler, 4 stage servers] ──── --link: Mbit/s each way, ms there and back ──── berlin [4]
 
 Each way of averaging trains the same small model in two stages with two replicas at each site: first undisturbed for
-60 steps, then for as many steps as that makes in --minutes. From then on stage servers, drawn of all that serve, die
+200 steps, then for as many steps as that makes in --minutes. From then on stage servers, drawn of all that serve, die
 by kill -9, every --every seconds on average, and are started again at once. No further one dies while two are away. So
 one island may lose a stage, and then is lost as a whole.
 
@@ -57,7 +57,7 @@ SLOWER, CUT_SHARE, STATES = 5.0, 1 / 30, 7  # berlin is well, cut off, well, slo
 HARMED = "tests.chaos.harmed_stage_server"
 STAGES, REPLICAS = 2, 2  # at each site
 EVERY_STEPS = 20  # between two exchanges
-UNDISTURBED_STEPS = 60
+UNDISTURBED_STEPS = 200
 SEQUENCES, LENGTH = 16, 16
 AWAY_MAX = 2
 GRACE_S = 5.0  # the product's own default

@@ -139,7 +139,7 @@ def cut_of(plan: Path, spec: JobSpec, say: Callable[[str], object]) -> list[str]
     if values["job"] != spec.name:
         told = f"{plan} is a plan of job {printable(str(values['job'])[:40])}, not of {spec.name}"
         raise InvalidConfig(told, hint=hint)
-    layers = sum(one for one in values["split"] if isinstance(one, int))
+    layers = sum(part for part in values["split"] if isinstance(part, int))
     if not spec.model.id and layers != spec.layers:
         raise InvalidConfig(f"{plan} is of a model of {counted(layers, 'layer')}, not of {spec.layers}", hint=hint)
     say(f"{plan}: the scheduler places all stage servers; what was predicted holds without those left out")

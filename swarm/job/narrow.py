@@ -18,7 +18,7 @@ def check_factor(factor: int, width: object) -> None:
     """ValueError unless the model's width, where it is known, can be divided so."""
     if not isinstance(width, int) or (width % factor == 0 and factor < width):
         return
-    fitting = [str(one) for one in range(2, min(width, FACTOR_MAX + 1)) if width % one == 0]
+    fitting = [str(factor) for factor in range(2, min(width, FACTOR_MAX + 1)) if width % factor == 0]
     raise ValueError(
         f"model.narrow.factor = {factor} does not divide model.config.hidden_size = {width}: "
         + (f"choose {either(fitting)}" if fitting else "change the width")
@@ -31,7 +31,7 @@ def check_every(every: int | str, layers: int) -> None:
         raise ValueError("model.narrow has no place in a model of 1 decoder layer: leave model.narrow out")
     if isinstance(every, int) and (layers % every or every == layers):
         does = "leaves no place between" if every == layers else "does not divide"
-        fitting = [*(str(one) for one in range(1, layers) if layers % one == 0), '"auto"']
+        fitting = [*(str(period) for period in range(1, layers) if layers % period == 0), '"auto"']
         raise ValueError(
             f"model.narrow.every = {every} {does} the model's {layers} decoder layers: choose {either(fitting)}"
         )

@@ -77,7 +77,7 @@ class SiteRounds:
 
         `again`: its members differed in the mean the last time.
         """
-        peers, parties = [one.peer for one in members], [one.site or f"/{one.peer}" for one in members]
+        peers, parties = [member.peer for member in members], [member.site or f"/{member.peer}" for member in members]
         choice, sizes = self._choices.get(unit), Counter(parties)
         if choice is None or choice.members != frozenset(peers):
             choice = self._choices[unit] = _Choice(frozenset(peers))

@@ -208,7 +208,7 @@ class SliceShares:
         for party, rate in rates.items():
             if rate > 0.0:
                 self._rates.setdefault(party, deque(maxlen=REMEMBERED)).append(rate)
-        here = frozenset().union(*(one.members for one in self._units.values()))
+        here = frozenset().union(*(other.members for other in self._units.values()))
         self._rates = {party: learnt for party, learnt in self._rates.items() if party in here}
         if known.shares is None:
             known.equal_s.append(round_s)

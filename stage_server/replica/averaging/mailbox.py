@@ -199,8 +199,10 @@ class Mailbox:
         of_round = (command.timeline, command.step, command.unit, command.round)
         due: dict[SliceKey, range] = {}
         for way in ways_of(self._me, command.members):
-            for one in (*way.below, *([way.above] if way.above else [])):
-                key = SliceKey(*of_round, one is way.above, one.peer, one.incarnation, way.chunk.start)
+            for neighbour in (*way.below, *([way.above] if way.above else [])):
+                key = SliceKey(
+                    *of_round, neighbour is way.above, neighbour.peer, neighbour.incarnation, way.chunk.start
+                )
                 due[key] = _just(way.chunk)
         return due
 

@@ -190,7 +190,7 @@ class RoundRunner:
         else:
             duration_s = loop.time() - max(started_s, mean.all_began_s)
             self._means[command.step, command.unit, command.round] = mean
-            sites = None if isinstance(command, Exchange) else len({one.group for one in command.members} - {""})
+            sites = None if isinstance(command, Exchange) else len({member.group for member in command.members} - {""})
             self._ports.metrics.round_finished(self._me.stage, "averaged", duration_s, sites)
             if isinstance(command, Exchange):
                 self._ports.metrics.exchanged(*mean.travelled)
