@@ -46,6 +46,7 @@ class MergeRule:
 
 REPLACE = MergeRule(0.0, 0.0)  # the weights become the new outer weights
 SENT = MergeRule(1.0, 1.0, 1.0)  # what an island proposed becomes the mean of all; what it did not propose stays
+REBASE = MergeRule(1.0, 1.0)  # an island that was late keeps all it has made, and proposes it next time
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,12 +56,12 @@ class LocalCheckpoints:
         self._at_once = False
 
     def after(
-        self, islands: Islands, step: int, loss: float, tokens: int, *, at_once: bool = False
+        self, islands: Islands, step: int, loss: float, tokens: int, *, at_once: bool = False, whole: bool = True
     ) -> Checkpoint | None:
         """The islands have made `step` steps, the newest with `tokens` tokens; gives the checkpoint if one was written.
 
-        One is written when it is due, or `at_once`; of several islands behind their next outer step. None after the
-        last step, whose weights are the model folder.
+        One is written when it is due, or `at_once`; of several islands behind their next outer step that is `whole`,
+        without one that was late. None after the last step, whose weights are the model folder.
         """
         self._tokens += tokens
         self._at_once = self._at_once or at_once
@@ -69,7 +69,8 @@ class LocalCheckpoints:
         version = course.version_after(step)
         by_time = rules.every_s > 0 and time.monotonic() - self._last_s >= rules.every_s
         is_due = self._at_once or by_time or course.is_saved(version, rules.every_steps)
-        if step == self._spec.training.steps or not is_due or version != course.level_from(version):
+        self._at_once = is_due
+        if step == self._spec.training.steps or not is_due or not whole or version != course.level_from(version):
             return None
         self._at_once = False
         try:

@@ -2,6 +2,9 @@
 
     inner step at every island ──▶ captured? proposals, held ──▶ due? one outer version, merged at every island
 
+An island that was late merges behind the same inner step, since one process makes all steps at the same time: what it
+had captured is in no version, and it keeps its weights, with the tokens behind them, for the fragment's next capture.
+
 `OuterPlan` says when, `Stage` does it. An outer step is a step without microbatches: it makes a version of an island's
 weights like any other, so graphs and older buffers are treated as behind an inner step.
 """
@@ -15,7 +18,7 @@ from torch import Tensor
 from swarm.errors import InvalidConfig
 from swarm.job.islands import courses, outer_courses, outer_plan
 from swarm.job.leases import Cut, Leases, fill
-from swarm.job.outer import REPLACE, fragment_of
+from swarm.job.outer import REBASE, REPLACE, fragment_of
 from swarm.job.outer_log import Entry, TookPart, unfit
 from swarm.job.spec import JobSpec
 from swarm.model.families import stored_name
@@ -90,7 +93,8 @@ class ReferenceOuterSteps:
         self._proposed: dict[int, dict[int, tuple[dict[str, Tensor], int]]] = {}
         # By fragment and island, since the last capture.
         self._tokens = [[0] * len(islands) for _ in range(self._plan.rhythm.fragments)]
-        self.is_level = True  # the job can be saved
+        self.is_level = True  # the job can be saved, if no island owes anything
+        self._late: dict[int, set[int]] = {}  # by fragment: the islands that were late in its newest merge
         self.streams = self._course.streams  # and weights are never the outer weights
         for step, tokens in trained:
             self._count(tokens)
@@ -104,11 +108,15 @@ class ReferenceOuterSteps:
         become the outer weights, so training of these fragments since the last merge is dropped.
         """
         self._count(tokens)
+        self._late = {fragment: late & tokens.keys() for fragment, late in self._late.items()}
         for fragment in self._plan.rhythm.captures(step):
             self._capture(fragment, sorted(tokens))
-        due = self._plan.rhythm.merges(step)
-        all_ = sorted(tokens)
-        dropped = [p for p in due if not self._merge(p, step, exchanges.proposers(step, p) if exchanges else all_)]
+        dropped = []
+        for fragment in self._plan.rhythm.merges(step):
+            late = self._late[fragment] = set(exchanges.late(step, fragment) if exchanges else ())
+            islands = exchanges.proposers(step, fragment) if exchanges else sorted(tokens)
+            if not self._merge(fragment, step, islands, late):
+                dropped.append(fragment)
         version = self._course.version_after(step + 1)
         self.is_level = version == self._course.level_from(version)
         return dropped
@@ -117,6 +125,13 @@ class ReferenceOuterSteps:
         """An island begins anew: it has trained nothing yet."""
         for counted in self._tokens:
             counted[island] = 0
+        for late in self._late.values():
+            late.discard(island)
+
+    @property
+    def owing(self) -> set[int]:
+        """The islands with steps that were captured and are in no version yet, since they were late."""
+        return {island for late in self._late.values() for island in late}
 
     def _count(self, tokens: Mapping[int, int]) -> None:
         for counted in self._tokens:
@@ -134,8 +149,9 @@ class ReferenceOuterSteps:
         self._proposed[fragment] = proposed
         self._tokens[fragment] = [0] * len(self._islands)
 
-    def _merge(self, fragment: int, step: int, islands: Sequence[int]) -> bool:
-        """Make the fragment's next outer version and give it to these islands; False if it is not finite."""
+    def _merge(self, fragment: int, step: int, islands: Sequence[int], late: Iterable[int]) -> bool:
+        """Make the fragment's next outer version of what these islands propose, and give it to them and to the late
+        ones; False if it is not finite."""
         captured = self._proposed.pop(fragment)
         proposals = {island: captured[island][0] for island in islands}
         counted = [captured[island][1] for island in islands]
@@ -145,10 +161,12 @@ class ReferenceOuterSteps:
         finite = all(bool(delta.isfinite().all()) for delta in deltas.values())
         update = self._plan.update if finite else None
         rule = self._plan.rule(step) if finite else REPLACE
-        for island in proposals:
+        for island in late:
+            self._tokens[fragment][island] += captured[island][1]
+        for island, by in [(island, rule) for island in islands] + [(island, REBASE) for island in late]:
             for stage, held in self._held(self._islands[island], fragment):
                 there = {name: deltas[kept] for name, kept in held.items()}
-                stage.merge(stage.version, Merge(there, update, rule))
+                stage.merge(stage.version, Merge(there, update, by))
         return finite
 
     def _held(self, island: Sequence[Stage], fragment: int) -> Iterator[tuple[Stage, dict[str, str]]]:

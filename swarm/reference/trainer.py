@@ -76,6 +76,7 @@ class StepReport:
     skipped: bool
     tokens: int
     cause: str = ""  # of gradients that are not finite, if it is known
+    is_whole: bool = True  # behind it no island owes steps to the others, since it was late
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,9 @@ def train_local(
     """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
     With outer steps, `islands.count` islands take turns, and the losses are over all. With the `log` of a swarm
-    (InvalidConfig if it does not fit) islands are left out, begin as copies of others, and train what they trained
-    there. Behind the first period leases that follow speed do so by `speeds`: inner steps per second, of each island.
+    (InvalidConfig if it does not fit) islands are left out, are late, begin as copies of others, and train what they
+    trained there. Behind the first period leases that follow speed do so by `speeds`: inner steps per second, of each
+    island.
 
     `on_commit` may look at the stages of all islands after each step. JobFailed if a step is not finite and
     `limits.on_nonfinite` is "fail", or too many of an island were in a row; with "pause" after `on_commit`, with diloco
@@ -158,22 +160,24 @@ def train_local(
             if outer is not None:
                 outer.begin(number)
             skipped_in_a_row[number] = 0
-        report = _together(step, list(reports.values()))
+        owing = set[int]() if outer is None else outer.owing
+        report = replace(_together(step, list(reports.values())), is_whole=not owing)
         losses.append(report.loss)
         if on_step is not None:
             on_step(report)
         if on_commit is not None:
             on_commit([islands[number] for number in reports], report)
         is_level = outer is None or outer.is_level
+        holds_outer = is_level and min(reports) not in owing
         if report.skipped and spec.limits.on_nonfinite == "pause" and not pauses:
             pauses = f'the gradient of step {step} is not finite, and limits.on_nonfinite = "pause"'
-        if pauses and is_level:
+        if pauses and is_level and report.is_whole:
             hint = "go on from the last checkpoint with: swarm train-local FILE --resume-from FOLDER"
             raise JobFailed(pauses, hint=hint)
         due = evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
         evaluates = (evaluates or due) and batches.evaluation_microbatches > 0
         # The outer weights, once the islands hold them; if they never do, the weights of the first island as they are.
-        if evaluates and (is_level or outer is None or outer.streams):
+        if evaluates and (holds_outer or (outer is not None and outer.streams)):
             evaluates = False
             evaluations.append(evaluate(stages, share, batches, step + 1))
             if on_evaluation is not None:
@@ -413,7 +417,7 @@ def train_and_save(
 
         def keep(islands: Islands, report: StepReport) -> None:
             at_once = report.skipped and spec.limits.on_nonfinite == "pause"
-            kept.after(islands, report.step + 1, report.loss, report.tokens, at_once=at_once)
+            kept.after(islands, report.step + 1, report.loss, report.tokens, at_once=at_once, whole=report.is_whole)
 
         try:
             trained = train_local(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,9 +15,9 @@ from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage
 from swarm.errors import InvalidConfig, JobFailed
 from swarm.job.families import HEAD
-from swarm.job.islands import courses, island_spec, outer_plan
+from swarm.job.islands import courses, island_spec, outer_courses, outer_plan
 from swarm.job.leases import Cut, Leases
-from swarm.job.outer_log import OuterRecord
+from swarm.job.outer_log import OuterRecord, TookPart, read, written
 from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING
@@ -217,6 +219,131 @@ def test_the_larger_the_threshold_the_less_travels() -> None:
     assert sorted(set(found), reverse=True) == found
 
 
+# Late islands --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "outer"),
+    [
+        ("diloco", {"every_steps": 2}),
+        ("streaming", {"every_steps": 2, "fragments": 1, "overlap_steps": 1, "mixing": 0.5}),
+        ("gaia", {"every_steps": 2, "overlap_steps": 1, "threshold": 0.2}),
+    ],
+)
+def test_a_late_island_takes_over_what_the_others_moved_and_keeps_its_own(
+    mode: str, outer: dict[str, Any], bad: bool
+) -> None:
+    """Also what it has made since it captured. If the others' proposal is not finite, they did not move."""
+    spec = spec_of(mode, steps=8, compression="none", **outer)
+    islands = [build_stages(spec, CPU) for _ in range(2)]
+    steps, (first, second) = ReferenceOuterSteps(spec, islands), islands
+    merged = outer_plan(spec).rhythm.overlap_steps + 1
+    exchanges = TookPart(
+        [OuterRecord(merged + 1, (0,), late=(1,))], 2, [(one.behind, 0) for one in outer_courses(spec)[0].outer]
+    )
+    drift(islands)
+    if bad:
+        first[0].weights.newest()[EMBEDDING].data.fill_(math.inf)
+    for step in range(merged + 1):
+        for stage in (*first, *second):
+            stage.apply(stage.version, {}, learning_rate=0.0, scale=1.0, skip=True)
+        if step < merged:
+            steps.after(step, {0: 1, 1: 1}, exchanges)
+    drift(islands, seed=7)
+    held, before = weights(second), anchors(second)
+    assert steps.after(merged, {0: 1, 1: 1}, exchanges) == ([0] if bad else [])
+    assert steps.owing == {1}
+    after = anchors(second)
+    assert farthest(after, anchors(first)) == 0.0
+    assert (farthest(after, before) > 0.0) != bad
+    assert farthest(weights(second), {name: held[name] + after[name] - before[name] for name in held}) <= 1e-5
+    assert (farthest(weights(first), after) == 0.0) == (bad or mode == "diloco")
+
+
+def anchors(island: Sequence[Stage]) -> dict[str, torch.Tensor]:
+    """The outer weights that an island holds."""
+    return {name: one for stage in island for name, one in stage.capture(optimizer=False).weights.items()}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    ("mode", "outer"),
+    [
+        ("diloco", {"every_steps": 3}),
+        ("streaming", {"every_steps": 6, "fragments": 3, "overlap_steps": 1}),
+        ("streaming", {"every_steps": 7, "fragments": 2, "overlap_steps": 2}),
+        ("gaia", {}),
+    ],
+)
+def test_the_tokens_of_each_step_are_in_one_version_of_each_fragment(
+    mode: str, outer: dict[str, Any], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a late island in the next one, whoever is late."""
+    dice, steps, count = Random(seed), 29, 4
+    spec = spec_of(mode, count, steps=steps, **outer)
+    course, late, log = outer_courses(spec)[0], dict[int, set[int]](), list[OuterRecord]()
+    for one in course.outer:
+        able = {island for island in range(count) if dice.random() < 0.4} - late.get(one.fragment, set())
+        late[one.fragment] = set() if one.behind == steps or len(able) == count else able
+        islands = tuple(sorted({*range(count)} - late[one.fragment]))
+        if late[one.fragment]:
+            log.append(OuterRecord(one.behind, islands, {}, one.fragment, tuple(sorted(late[one.fragment]))))
+    exchanges = TookPart(read(written(log)), count, [(one.behind, one.fragment) for one in course.outer])
+    made = ReferenceOuterSteps(spec, [[]] * count)
+    trained = [[dice.randrange(1, 1000) for _ in range(steps)] for _ in range(count)]
+    counted = [[list[int]() for _ in range(count)] for _ in range(course.fragments)]
+    merge = made._merge
+
+    def look(fragment: int, step: int, islands: Sequence[int], late: Collection[int]) -> bool:
+        for island in islands:
+            counted[fragment][island].append(made._proposed[fragment][island][1])
+        return merge(fragment, step, islands, late)
+
+    monkeypatch.setattr(made, "_merge", look)
+    for step in range(steps):
+        made.after(step, {island: trained[island][step] for island in range(count)}, exchanges)
+    for fragment in range(course.fragments):
+        merges = [one for one in course.outer if one.fragment == fragment]
+        for island in range(count):
+            spans, since = list[int](), 0
+            for one in merges:
+                if island in exchanges.proposers(one.behind - 1, fragment):
+                    spans.append(sum(trained[island][since : one.captured]))
+                    since = one.captured
+            assert counted[fragment][island] == spans
+            assert sum(spans) == sum(trained[island])
+    assert log, "somebody was late"
+
+
+@pytest.mark.parametrize("mode", ["diloco", "streaming", "gaia"])
+def test_the_cut_changes_no_bit_of_a_job_with_late_islands(mode: str) -> None:
+    """They end with the model, and with another one than if nobody had been late."""
+    found = list[Trained]()
+    for stages in (1, 3):
+        spec = spec_of(mode, every_steps=2, stages=stages)
+        first, *_ = outer_courses(spec)[0].outer
+        log = [OuterRecord(first.behind, (1,), {}, first.fragment, (0,))]
+        found.append(train_local(spec, batches_of(spec), log=log))
+    assert (found[0].losses, found[0].evaluations, found[0].sha256) == (
+        found[1].losses,
+        found[1].evaluations,
+        found[1].sha256,
+    )
+    assert found[0].sha256 != train(spec_of(mode, every_steps=2)).sha256
+    if mode == "diloco":
+        assert [one.version for one in found[0].evaluations] == [4, 6], "island 0 holds no outer weights behind step 2"
+
+
+def test_nothing_is_saved_where_an_island_was_late(tmp_path: Path) -> None:
+    """Behind the next exchange it is, and goes on from there."""
+    spec, log = spec_of(every_steps=2, steps=8), [OuterRecord(4, (0,), late=(1,))]
+    whole, found = kept(spec, tmp_path, log=log, every_steps=4)
+    assert [one.step for one in found] == [6]
+    again = train_local(spec, batches_of(spec), start=found[0], log=log)
+    assert (again.sha256, again.losses) == (whole.sha256, whole.losses[6:])
+
+
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +356,9 @@ def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
     return resolve(parse_job(held), Basis(257))
 
 
-def kept(spec: JobSpec, folder: Path, **changes: object) -> tuple[Trained, list[Checkpoint]]:
+def kept(
+    spec: JobSpec, folder: Path, log: Sequence[OuterRecord] = (), **changes: object
+) -> tuple[Trained, list[Checkpoint]]:
     """Train and keep every checkpoint that is due."""
     spec = changed(spec, "checkpoint", keep_last=9, **changes)
     storage = LocalStorage(folder)
@@ -238,8 +367,9 @@ def kept(spec: JobSpec, folder: Path, **changes: object) -> tuple[Trained, list[
         spec,
         batches_of(spec),
         on_commit=lambda islands, report: (
-            checkpoints.after(islands, report.step + 1, report.loss, report.tokens) and None
+            checkpoints.after(islands, report.step + 1, report.loss, report.tokens, whole=report.is_whole) and None
         ),
+        log=log,
     )
     return trained, list_checkpoints(storage)[0]
 
