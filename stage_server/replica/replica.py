@@ -44,6 +44,7 @@ from swarm.errors import (
     OutOfMemory,
     Refused,
     RetryElsewhere,
+    SchedulerUnreachable,
     StaleMessage,
     SwarmError,
 )
@@ -147,7 +148,7 @@ class Replica:
     # Commands ----------------------------------------------------------------------------------------------------
 
     async def handle(self, command: Computing | Stepping) -> None:
-        """Carry out one command; the caller keeps them in order."""
+        """Carry out one command; the caller keeps them in order. SchedulerUnreachable ends the session."""
         match command:
             case messages.Route():
                 self._route(command)
@@ -233,6 +234,8 @@ class Replica:
         try:
             gradients = await averages(command, means, self._assignment, self._stage, self._ports)
         except SwarmError as error:
+            if command.rebases:  # its island may still be cut off: a new session brings the commit and its donors again
+                raise SchedulerUnreachable(f"dialled anew for what a late island lacks: {error.message}") from error
             self._reports.fail(error)
             return
         await self._reports.told()
@@ -518,7 +521,8 @@ def apply(assignment: Assignment, stage: Stage, command: Commit, means: Mapping[
     """Commit the step with the averages of its units, none if it is skipped."""
     if assignment.course.is_outer(command.step):
         means_made = None if command.skip else means
-        stage.merge(command.step, merge_of(stage, assignment.spec, command.step, means_made))
+        merge = merge_of(stage, assignment.spec, command.step, means_made, rebases=command.rebases)
+        stage.merge(command.step, merge)
         return
     rate, scale = command.learning_rate, command.scale
     stage.apply(command.step, means, learning_rate=rate, scale=scale, skip=command.skip)

@@ -2,6 +2,9 @@
 
 A chunk is copied between two computations and names its own version, so nothing is frozen or held up. Callers
 are turned away while SERVED_MAX are being served.
+
+The record of the newest outer step is kept until the next one, however long the log is: an island that was late needs
+it, and the next one is not made before all islands have made this one.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from swarm.wire.messages import Commit, StateReply, StateRequest
 CHUNK_BYTES = 8 << 20  # one tensor may be more: optimizers work on whole tensors
 SERVED_MAX = 4
 RECORD_BYTES_MAX = 64 << 20  # of one answer with more than one record
-_FACTS = Struct("<dd?")  # learning rate, scale, skip
+_FACTS = Struct("<dd??")  # learning rate, scale, skip, rebases
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Record:
     scale: float
     skip: bool
     gradients: Mapping[str, Tensor]
+    rebases: bool = False  # an outer step of an island that was late
 
 
 CommitRecord: TypeAlias = tuple[int, Record, int]  # its step, and the bytes of its gradients
@@ -79,7 +83,7 @@ def pack_records(records: Sequence[Record], names: Sequence[str]) -> bytes:
     """Records of consecutive steps for some parameters, as they travel."""
     parts: list[bytes | memoryview] = []
     for record in records:
-        parts.append(_FACTS.pack(record.learning_rate, record.scale, record.skip))
+        parts.append(_FACTS.pack(record.learning_rate, record.scale, record.skip, record.rebases))
         if not record.skip:
             parts += [
                 record.gradients[name].detach().cpu().contiguous().view(-1).numpy().data.cast("B")
@@ -100,7 +104,7 @@ def unpack_records(payload: memoryview, sizes_of: Iterable[Mapping[str, int]]) -
     for sizes in sizes_of:
         if len(payload) - position < _FACTS.size:
             raise CorruptFrame("a record of a commit is cut off")
-        learning_rate, scale, skip = _FACTS.unpack_from(payload, position)
+        learning_rate, scale, skip, rebases = _FACTS.unpack_from(payload, position)
         position += _FACTS.size
         gradients = {}
         for name, elements in () if skip else sizes.items():
@@ -109,7 +113,7 @@ def unpack_records(payload: memoryview, sizes_of: Iterable[Mapping[str, int]]) -
                 raise CorruptFrame("a record of a commit is cut off")
             gradients[name] = torch.frombuffer(bytearray(raw), dtype=torch.float32)
             position += len(raw)
-        records.append(Record(learning_rate, scale, skip, gradients))
+        records.append(Record(learning_rate, scale, skip, gradients, rebases))
     if position != len(payload):
         raise CorruptFrame("a record of a commit is longer than its parameters")
     return records
@@ -128,6 +132,7 @@ class Donor:
         # Two at least: a replica that was admitted in the middle of a step needs them from the others.
         self._log = CommitLog(max(log_bytes, 2 * record_bytes), stage.version)
         self._records: dict[int, Record] = {}
+        self._merged: dict[int, Record] = {}  # of the newest outer step: an island that is late asks for it
         self._served = Counter[str]()  # under way, by part: records cost nothing on the device
 
     def record(self, commit: Commit, means: Mapping[UnitName, Tensor]) -> CommitRecord:
@@ -137,7 +142,8 @@ class Donor:
         """
         gradients = {} if commit.skip else self._stage.places_at(commit.step).gradients_of(means)
         size_bytes = sum(4 * gradient.numel() for gradient in gradients.values())
-        return commit.step, Record(commit.learning_rate, commit.scale, commit.skip, gradients), size_bytes
+        record = Record(commit.learning_rate, commit.scale, commit.skip, gradients, commit.rebases)
+        return commit.step, record, size_bytes
 
     def share(self) -> None:
         """Other replicas may miss the next commits and ask for their records."""
@@ -147,6 +153,7 @@ class Donor:
         """Remember a commit that has been applied, if anybody may ask for it."""
         if self._assignment.course.is_outer(step):  # the replicas of other islands may
             self.share()
+            self._merged = {step: record}
         self._records[step] = record
         for old in self._log.append(step, size_bytes):
             self._records.pop(old, None)
@@ -180,12 +187,14 @@ class Donor:
 
     async def _give(self, request: StateRequest, names: Sequence[str]) -> tuple[StateReply, bytes]:
         if request.part == "records":
-            steps = self._log.steps(request.start, request.stop)
+            steps, reach = self._log.steps(request.start, request.stop), self._log.reach
+            if steps is None and request.start in self._merged:
+                steps, reach = range(request.start, request.start + 1), request.start
             if steps is None:  # the log begins later: `reach` says so
-                return state_reply(request.start, self._log.reach, b""), b""
-            each_bytes = max(1, self._chunks[request.chunk].record_bytes)
-            records = [self._records[step] for step in steps[: max(1, RECORD_BYTES_MAX // each_bytes)]]
-            version, reach = request.start + len(records), self._log.reach
+                return state_reply(request.start, reach, b""), b""
+            each_bytes, held = max(1, self._chunks[request.chunk].record_bytes), self._merged | self._records
+            records = [held[step] for step in steps[: max(1, RECORD_BYTES_MAX // each_bytes)]]
+            version = request.start + len(records)
             payload = await self._device.aside(lambda: pack_records(records, names))
         else:
             version, payload = await self._device.run(lambda: (self._stage.version, self._stage.snapshot(names)))

@@ -140,7 +140,8 @@ class JoinClient:
     def _replay(self, stage: Stage, step: int, names: Sequence[str], record: Record) -> None:
         if self.assignment.course.is_outer(step):
             deltas = None if record.skip else record.gradients
-            stage.replay_merge(step, names, merge_of_deltas(stage, self.assignment.spec, step, names, deltas))
+            spec, rebases = self.assignment.spec, record.rebases
+            stage.replay_merge(step, names, merge_of_deltas(stage, spec, step, names, deltas, rebases=rebases))
             return
         rate, scale, skip = record.learning_rate, record.scale, record.skip
         stage.replay(step, names, record.gradients, learning_rate=rate, scale=scale, skip=skip)

@@ -12,7 +12,7 @@
                      sent, and what was left out of it before and now
         inputs       boundary tensors that wait here; a device takes them ahead where it has room
         outputs      boundary tensors, held until their step commits
-        outer        8 with outer steps: outer weights and momentum
+        outer        12 with outer steps: outer weights, momentum, and the newest mean proposal, for late islands
         log          8: the averaged gradients of the two newest commits, for peers that join
 
 Where the device is the host, as on a CPU, both come out of one memory.
@@ -134,7 +134,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
         inputs=in_flight * outputs * 4 * boundary,
         averaging=(sum_bytes + 4 + leftovers) * parameters,
         outputs=math.ceil(held * boundary),
-        outer=8 * parameters if spec.has_outer_steps else 0,
+        outer=12 * parameters if spec.has_outer_steps else 0,
         log=2 * 4 * parameters,
         steps_on_host=training.optimizer_on == "host",
         masters=4 * parameters if lowered else 0,

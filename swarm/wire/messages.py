@@ -592,6 +592,7 @@ class Commit:
     scale: float
     skip: bool
     donors: tuple[Hop, ...] = ()  # they hold the averaged gradients, for a replica that was no member of the rounds
+    rebases: bool = False  # the outer step was made without the replica's island, which keeps what it has made
 
 
 @dataclass(frozen=True, slots=True)

@@ -809,7 +809,7 @@ class UnitRound(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("timeline", "step", "version", "rounds", "learning_rate", "scale", "skip", "donors")
+    __slots__ = ("timeline", "step", "version", "rounds", "learning_rate", "scale", "skip", "donors", "rebases")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -818,6 +818,7 @@ class Commit(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     DONORS_FIELD_NUMBER: _ClassVar[int]
+    REBASES_FIELD_NUMBER: _ClassVar[int]
     timeline: int
     step: int
     version: int
@@ -826,7 +827,8 @@ class Commit(_message.Message):
     scale: float
     skip: bool
     donors: _containers.RepeatedCompositeFieldContainer[Hop]
-    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[UnitRound, _Mapping]]] = ..., learning_rate: _Optional[float] = ..., scale: _Optional[float] = ..., skip: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+    rebases: bool
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[UnitRound, _Mapping]]] = ..., learning_rate: _Optional[float] = ..., scale: _Optional[float] = ..., skip: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., rebases: _Optional[bool] = ...) -> None: ...
 
 class SaveStage(_message.Message):
     __slots__ = ("job", "timeline", "version", "optimizer", "island")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from swarm.errors import CorruptFrame
 from swarm.job.islands import outer_plan
-from swarm.job.outer import REPLACE
+from swarm.job.outer import REBASE, REPLACE
 from swarm.job.spec import JobSpec
 from swarm.model import codec
 from swarm.model.islands.outer import Merge, compose
@@ -85,22 +85,33 @@ def mean_proposal(proposals: Iterable[Tensor], tokens: Sequence[int]) -> Tensor:
     return compose(proposals, [count / total for count in tokens])
 
 
-def merge_of(stage: Stage, spec: JobSpec, step: int, means: Mapping[UnitName, Tensor] | None) -> Merge:
-    """The outer step that D of all units makes; without any the outer weights stay, and the weights go back to them."""
+def merge_of(
+    stage: Stage, spec: JobSpec, step: int, means: Mapping[UnitName, Tensor] | None, *, rebases: bool = False
+) -> Merge:
+    """The outer step that D of all units makes; without any the outer weights stay, and the weights go back to them.
+
+    `rebases`: at an island that was late, which keeps what it has made.
+    """
     deltas = None if means is None else stage.places_at(step).gradients_of(means)
-    return merge_of_deltas(stage, spec, step, _proposals(stage).merged_at(step), deltas)
+    return merge_of_deltas(stage, spec, step, _proposals(stage).merged_at(step), deltas, rebases=rebases)
 
 
 def merge_of_deltas(
-    stage: Stage, spec: JobSpec, step: int, names: Iterable[str], deltas: Mapping[str, Tensor] | None
+    stage: Stage,
+    spec: JobSpec,
+    step: int,
+    names: Iterable[str],
+    deltas: Mapping[str, Tensor] | None,
+    *,
+    rebases: bool = False,
 ) -> Merge:
     """The same for some parameters, with their mean proposals `deltas`; parameters outside the step stay."""
     proposals, shapes = _proposals(stage), stage.weights.newest()
     merged = sorted(proposals.merged_at(step).intersection(names))
     if deltas is None:
-        return Merge({name: torch.zeros(0) for name in merged}, None, REPLACE)
+        return Merge({name: torch.zeros(0) for name in merged}, None, REBASE if rebases else REPLACE)
     plan = outer_plan(spec)
-    rule = plan.rule(proposals.course.inner_steps(step) - 1)
+    rule = REBASE if rebases else plan.rule(proposals.course.inner_steps(step) - 1)
     return Merge({name: deltas[name].view(shapes[name].shape) for name in merged}, plan.update, rule)
 
 

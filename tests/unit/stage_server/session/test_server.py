@@ -194,6 +194,29 @@ def test_a_job_outlives_its_session() -> None:
     assert [hello.job for hello in play(loads)] == ["", JOB]
 
 
+def test_a_replica_of_a_late_island_dials_anew_for_what_it_cannot_fetch() -> None:
+    """Its island may still be cut off from the others, so nothing is wrong with it; commands behind are not held up."""
+    failed: list[Event] = []
+
+    async def cut_off(session: Session) -> None:
+        await loads(session)
+        (loaded,) = await session.heard(Loaded)
+        rounds = (UnitRound(loaded.units[0].unit, Round(5, 1)),)  # type: ignore[union-attr]
+        session.send(5, Commit(0, 0, 1, rounds, 0.0, 1.0, False, (Hop(PeerId("q"), 1, 0, "at q"),), rebases=True))
+        await asyncio.sleep(60.0)
+        raise AssertionError("it goes on with this session")
+
+    async def reachable(session: Session) -> None:
+        assert (session.hello.job, session.hello.version) == (JOB, 0)
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        session.send(5, Commit(0, 0, 1, (), 0.0, 0.0, True))
+        assert await session.heard(Committed)
+        failed.extend(event for event in session.events if isinstance(event, Failed))
+
+    assert [hello.version for hello in play(cut_off, reachable)] == [0, 0, 1]
+    assert failed == []
+
+
 def test_the_gate_hears_of_each_welcome_of_passes_and_of_those_who_are_revoked() -> None:
     heard: list[object] = []
     told: list[PeerId] = []

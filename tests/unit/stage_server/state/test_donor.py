@@ -190,6 +190,30 @@ async def test_other_islands_get_the_records_of_outer_steps_and_nothing_else(tmp
             await donor.give(wrong)
 
 
+@pytest.mark.parametrize("skip", [False, True])
+async def test_the_newest_outer_step_is_kept_until_the_next_however_short_the_log_is(
+    tmp_path: Path, skip: bool
+) -> None:
+    """Steps 2 and 5 are outer ones. An island that was late asks for the first when the others are about to make the
+    second."""
+    stage = Stage(spec_of(tmp_path), 0, CPU)
+    assignment = replace(assignment_of(stage._spec), course=OuterCourse(IslandCourse(4, 2, 2, 0)), islands=2)
+    donor = Donor(assignment, stage, InlineDevice(lambda: 0.0), 0)
+    for step in range(5):
+        commit(stage, step, skip=skip and step == 2, donor=donor)
+    asks = replace(request("records", start=2, stop=3), timeline=1)
+    reply, payload = await donor.give(asks)
+    assert (reply.version, reply.reach) == (3, 2)
+    (record,) = unpack_records(memoryview(payload), [dict(stage.parameter_sizes())])
+    assert (record.skip, len(record.gradients)) == (skip, 0 if skip else len(stage.parameter_sizes()))
+    reply, _ = await donor.give(request("records", start=1, stop=2))
+    assert reply.reach > 1, "of other steps the log alone is kept"
+    commit(stage, 5, donor=donor)
+    commit(stage, 6, donor=donor)
+    reply, _ = await donor.give(asks)
+    assert reply.reach > 2
+
+
 async def test_joiners_beyond_a_number_are_turned_away(tmp_path: Path) -> None:
     stage = Stage(spec_of(tmp_path), 0, CPU)
     donor = donor_of(stage)
