@@ -1,72 +1,68 @@
-"""What islands pay in loss for rounding proposals, merging them late, late microbatches, and losing half of the
-proposals, over the same seeds.
+"""What islands pay in loss for rounding proposals, merging them late, late microbatches, and being late, over the same
+seeds.
 
     python -m benchmarks.learning.outer_options [--seeds 3] [--steps 300] [--every 50] [--table docs/benchmarks.md]
-        [--save RUNS.json]
+        [--save RUNS.json] [--late]
 
 Two islands exchange every so many steps; model, text and loss are those of `benchmarks.learning.outer`, whose file of
 --save this one shares. Each row differs in one option from the way that it is compared with.
 
-A proposal that is lost is not in the mean: dice say so, drawn for each island and exchange. Its island takes over what
-the others have moved and keeps what it has trained, which its next proposal then has too (rebase). Of the closing
-exchange nothing is lost. A swarm loses no proposal like that: it repeats the exchange, or goes on without the island.
+With --late the islands of some rows are late at some exchanges, in turn, as the outer log of a swarm would say. Others
+stand beside allreduce, with as many steps and with more, since islands make more in the same time.
 """
 
 from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from random import Random
+from itertools import cycle
 from statistics import mean
 from typing import Protocol, TypeAlias
 
-import torch
 from rich.console import Console
 
 from benchmarks.learning.convergence import LENGTH, SEQUENCES, with_data
 from benchmarks.learning.kept import Kept
-from benchmarks.learning.outer import Way, job, loss_of, run_name
+from benchmarks.learning.outer import ALLREDUCE, Way, job, run_name
 from benchmarks.learning.runs import SOURCE, parsed, parser_of
 from benchmarks.tables import markdown, publish, spread
 from swarm.data.batches import Batches
-from swarm.job.islands import courses, island_spec
-from swarm.job.outer import MergeRule
+from swarm.job.islands import outer_courses
+from swarm.job.outer_log import OuterRecord
 from swarm.job.spec import JobSpec
-from swarm.model.islands.outer import Merge, compose
-from swarm.model.stage import Stage
-from swarm.reference.islands import ReferenceOuterSteps
-from swarm.reference.trainer import build_stages, evaluate, train_step
+from swarm.reference.trainer import train_local
 from swarm.text import counted
 
 MARKS = ("<!-- options -->", "<!-- end of options -->")
+LATE_MARKS = ("<!-- late -->", "<!-- end of late -->")
 ISLANDS, RATE = 2, 4e-3
 LATE = 1  # of the two microbatches of an island's step
-REBASE = MergeRule(1.0, 1.0)
-
-# Which of these islands are heard at the exchange of a fragment behind a step.
-Heard: TypeAlias = Callable[[int, int, Sequence[int]], Sequence[int]]
+MORE = 1.7  # times the steps: fewer than islands make in the time of allreduce over 50 Mbit/s (docs/benchmarks.md)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row of the table: a way, and the share of proposals that are lost."""
+    """A row of the table: a way, in each so manyth exchange an island is late (0: never), so many times the steps."""
 
     name: str
     way: Way
     against: str
-    lost: float = 0.0
+    late_in: int = 0
+    times: float = 1.0
 
     def kept_as(self, seed: int, steps: int) -> str:
-        return run_name(self.way, RATE, seed, steps) + (f", {self.lost:g} lost" if self.lost else "")
+        late = f", late in each {self.late_in}th" if self.late_in else ""
+        return run_name(self.way, RATE, seed, round(self.times * steps)) + late
 
     def measure(self, seed: int, steps: int, source: str) -> float:
-        if not self.lost:
-            return loss_of(self.way, seed, RATE, steps, source)
-        heard = partial(by_dice, seed, self.lost)
-        return with_data(job(self.way, seed, RATE, steps, source), partial(train_losing, heard=heard))
+        def train(spec: JobSpec, batches: Batches) -> float:
+            log = late_log(spec, self.late_in) if self.late_in else ()
+            return train_local(spec, batches, log=log).evaluations[-1].loss
+
+        return with_data(job(self.way, seed, RATE, round(self.times * steps), source), train)
 
 
 def options(every_steps: int) -> list[Option]:
@@ -85,50 +81,32 @@ def options(every_steps: int) -> list[Option]:
         Option("streaming, half of a step late", Way("streaming", ISLANDS, (every,), LATE), "streaming, overlap 1"),
         Option("diloco", Way("diloco", ISLANDS, (every,)), "diloco"),
         Option("diloco, half of a step late", Way("diloco", ISLANDS, (every,), LATE), "diloco"),
-        Option("diloco, half lost", Way("diloco", ISLANDS, (every,)), "diloco", lost=0.5),
     ]
 
 
-def by_dice(seed: int, lost: float, step: int, fragment: int, islands: Sequence[int]) -> list[int]:
-    """The islands whose proposals are not lost."""
-    return [one for one in islands if Random(f"{seed}-{step}-{fragment}-{one}").random() >= lost]
+def late_options(every_steps: int) -> list[Option]:
+    """Islands that are late beside islands that are not, and both beside allreduce, which has fewer steps in the same
+    time."""
+    diloco, streaming = (Way(mode, ISLANDS, (("every_steps", every_steps),)) for mode in ("diloco", "streaming"))
+    return [
+        Option("allreduce", ALLREDUCE, "allreduce"),
+        Option("diloco beside allreduce", diloco, "allreduce"),
+        Option(f"diloco, {MORE:g} times the steps", diloco, "allreduce", times=MORE),
+        Option("diloco", diloco, "diloco"),
+        Option("diloco, 1 of 14 late", diloco, "diloco", late_in=7),
+        Option("diloco, 1 of 8 late", diloco, "diloco", late_in=4),
+        Option("streaming", streaming, "streaming"),
+        Option("streaming, 1 of 14 late", streaming, "streaming", late_in=7),
+    ]
 
 
-class LosingOuterSteps(ReferenceOuterSteps):
-    """Outer steps to which not all proposals come."""
-
-    def __init__(self, spec: JobSpec, islands: Sequence[Sequence[Stage]], heard: Heard) -> None:
-        super().__init__(spec, islands)
-        self._heard = heard
-
-    def _merge(self, fragment: int, step: int, islands: Sequence[int]) -> bool:
-        heard = self._heard(step, fragment, islands)
-        if step == self._spec.training.steps - 1 or len(heard) == len(islands):
-            return super()._merge(fragment, step, islands)
-        proposed = self._proposed.pop(fragment)
-        counted = [proposed[one][1] for one in heard]
-        shares = [tokens / sum(counted) for tokens in counted]
-        names = next(iter(proposed.values()))[0] if heard else ()
-        deltas = {name: compose([proposed[one][0][name] for one in heard], shares) for name in names}
-        for island in islands:
-            rule = self._plan.rule(step) if island in heard else REBASE
-            if island not in heard:
-                self._tokens[fragment][island] += proposed[island][1]
-            for stage, held in self._held(self._islands[island], fragment):
-                there = {name: deltas.get(kept, torch.zeros(())) for name, kept in held.items()}
-                stage.merge(stage.version, Merge(there, self._plan.update if heard else None, rule))
-        return True
-
-
-def train_losing(spec: JobSpec, batches: Batches, heard: Heard) -> float:
-    """Train a resolved spec; the loss of the final weights on held-out text."""
-    share, paths = island_spec(spec), courses(spec)
-    islands = [build_stages(share, torch.device("cpu")) for _ in paths]
-    outer = LosingOuterSteps(spec, islands, heard)
-    for step in range(spec.training.steps):
-        made = {one: train_step(islands[one], share, batches, path.at(step)) for one, path in enumerate(paths)}
-        outer.after(step, {one: report.tokens for one, report in made.items()})
-    return evaluate(islands[0], share, batches, spec.training.steps).loss
+def late_log(spec: JobSpec, each: int) -> list[OuterRecord]:
+    """In every `each`th exchange but the closing ones an island is late, the two in turn."""
+    exchanges = [one for one in outer_courses(spec)[0].outer if one.behind < spec.training.steps]
+    return [
+        OuterRecord(one.behind, (1 - late,), {}, one.fragment, (late,))
+        for late, one in zip(cycle(range(ISLANDS)), exchanges[each - 1 :: each])
+    ]
 
 
 Losses: TypeAlias = Mapping[str, Sequence[float]]
@@ -188,8 +166,12 @@ def compare(compared: Sequence[Compared], arguments: Namespace, marks: tuple[str
 def main() -> None:
     parser = parser_of(__doc__, seeds=3, steps=300)
     parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--late", action="store_true", help="islands that are late at some exchanges")
     arguments = parsed(parser)
-    compare(options(arguments.every), arguments, MARKS)
+    if arguments.late:
+        compare(late_options(arguments.every), arguments, LATE_MARKS)
+    else:
+        compare(options(arguments.every), arguments, MARKS)
 
 
 if __name__ == "__main__":
