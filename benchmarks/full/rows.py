@@ -65,7 +65,7 @@ def _read_l1(printed: Sequence[Any]) -> Values:
                 pairs = zip(ways[name], ways[CHOSEN[stages]], strict=True)
                 values[f"{stages}/{goal}/{key}"] = [_quotient(theirs, ours) for theirs, ours in pairs]
     for place, goal in enumerate(("75%", "100%")):
-        seconds = [one["seconds"][place] for one in link["seeds"]]
+        seconds = [seed["seconds"][place] for seed in link["seeds"]]
         values[f"link/{goal}"] = [_quotient(theirs, ours) for ours, theirs in seconds]
     return values
 
@@ -123,8 +123,8 @@ def _p1_measures(texts: Mapping[str, str], *more: str) -> list[Measure]:
 def _read_p1(texts: Mapping[str, str], more: Sequence[str], printed: Sequence[Any]) -> Values:
     values: Values = {}
     for model, found in zip(texts, printed, strict=True):
-        for one in found["rounds"]:
-            speeds = _speeds(one)
+        for turn in found["rounds"]:
+            speeds = _speeds(turn)
             speeds["best"] = max(speeds[way] for way in TORCH)
             pairs = (("overlap", "1f1b"), ("overlap", "best"), ("swarm", "1f1b"), *(("overlap", way) for way in more))
             for way, other in pairs:
@@ -142,8 +142,8 @@ def _read_p1m4(printed: Sequence[Any]) -> Values:
     return values
 
 
-def _speeds(one: Mapping[str, Any]) -> dict[str, float]:
-    return {way: timed["tokens_per_s"] for way, timed in one["ways"].items()}
+def _speeds(turn: Mapping[str, Any]) -> dict[str, float]:
+    return {way: timed["tokens_per_s"] for way, timed in turn["ways"].items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,8 @@ def _p3_measures(links: Sequence[_Link], more: str = "") -> list[Measure]:
 def _read_p3(links: Sequence[_Link], printed: Sequence[Any]) -> Values:
     values: Values = {}
     for link, found in zip(links, printed, strict=True):
-        for one in found["rounds"]:
-            speeds = _speeds(one)
+        for turn in found["rounds"]:
+            speeds = _speeds(turn)
             for way, other in (("overlap", "loopback"), ("overlap", "1f1b"), ("int8", "1f1b"), ("overlap", "zbv")):
                 values.setdefault(f"{link.key}/{way}/{other}", []).append(speeds[way] / speeds[other])
     return values
@@ -286,7 +286,7 @@ def _read_p4(printed: Sequence[Any]) -> Values:
     (sizes,) = printed
 
     def best(size: str) -> list[float]:
-        ways = [[one["gigabytes_per_s"] for one in sizes[size][f"gRPC, {count} in flight"]] for count in (4, 8)]
+        ways = [[timed["gigabytes_per_s"] for timed in sizes[size][f"gRPC, {count} in flight"]] for count in (4, 8)]
         return [max(pair) for pair in zip(*ways, strict=True)]
 
     plain = [size["gigabytes_per_s"] for size in sizes["1 MiB"]["TCP sendall"]]
@@ -329,7 +329,7 @@ def _read_p6(printed: Sequence[Any]) -> Values:
     (found,) = printed
 
     def speeds(level: str, peers: int) -> list[float]:
-        return [one["hops_per_s"] for one in found if (one["level"], one["peers"]) == (level, peers)]
+        return [row["hops_per_s"] for row in found if (row["level"], row["peers"]) == (level, peers)]
 
     few, many = speeds("sessions", 64), speeds("sessions", 1000)
     return {
@@ -382,7 +382,7 @@ M_MEASURES = tuple(
 def _read_m(printed: Sequence[Any]) -> Values:
     values: Values = {}
     for key, found in zip(M_TEXTS, printed, strict=True):
-        values[key] = [max(one["training_ratio"] for one in taken) for taken in found["runs"]]
+        values[key] = [max(server["training_ratio"] for server in taken) for taken in found["runs"]]
     return values
 
 
@@ -402,8 +402,8 @@ S_MEASURES = tuple(
 def _read_s(printed: Sequence[Any]) -> Values:
     values: Values = {}
     for key, found in zip(S_TEXTS, printed, strict=True):
-        values[f"{key}/time"] = [100.0 * one["step"] for one in found["rounds"]]
-        values[f"{key}/processors"] = [100.0 * one["processors"] for one in found["rounds"]]
+        values[f"{key}/time"] = [100.0 * turn["step"] for turn in found["rounds"]]
+        values[f"{key}/processors"] = [100.0 * turn["processors"] for turn in found["rounds"]]
     return values
 
 

@@ -64,17 +64,17 @@ def compared(ours: Course, theirs: Course) -> dict[str, Any]:
     goals = [theirs.loss_at(share) for share in GOALS]
     return {
         "losses": [ours.loss_at(1.0), theirs.loss_at(1.0)],
-        "seconds": [[one.seconds_to(goal) for one in (ours, theirs)] for goal in goals],
-        "steps_per_s": [(len(one.losses) - 1) / (one.times_unix_s[-1] - one.times_unix_s[0]) for one in (ours, theirs)],
+        "seconds": [[run.seconds_to(goal) for run in (ours, theirs)] for goal in goals],
+        "steps_per_s": [(len(run.losses) - 1) / (run.times_unix_s[-1] - run.times_unix_s[0]) for run in (ours, theirs)],
     }
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
     table = Table("seed", "loss at the end", "of 1F1B", *(f"to its {goal:.0%}, s" for goal in GOALS), "steps/s")
-    for one in found:
-        seconds = [" / ".join("never" if s is None else f"{s:.1f}" for s in pair) for pair in one["seconds"]]
-        speeds = " / ".join(f"{speed:.2f}" for speed in one["steps_per_s"])
-        table.add_row(str(one["seed"]), *(f"{loss:.3f}" for loss in one["losses"]), *seconds, speeds)
+    for seed in found:
+        seconds = [" / ".join("never" if s is None else f"{s:.1f}" for s in pair) for pair in seed["seconds"]]
+        speeds = " / ".join(f"{speed:.2f}" for speed in seed["steps_per_s"])
+        table.add_row(str(seed["seed"]), *(f"{loss:.3f}" for loss in seed["losses"]), *seconds, speeds)
     return table
 
 

@@ -124,12 +124,12 @@ def loss_and_bytes(way: Way, seed: int, rate: float, steps: int, source: str) ->
         (stage,) = islands[0]
         assert stage.proposals is not None
         parameters = sum(elements for _, elements in stage.parameter_sizes())
-        for one in stage.proposals.course.outer:
-            if one.is_held and one.captured == report.step + 1:
-                coded = [proposed(stage, unit, one.step) for unit in stage.units]
+        for update in stage.proposals.course.outer:
+            if update.is_held and update.captured == report.step + 1:
+                coded = [proposed(stage, unit, update.step) for unit in stage.units]
                 sent += sum((shortened(stage, each) if way.mode == "gaia" else each).numel() for each in coded)
-            elif not one.is_held and one.behind == report.step + 1:
-                sent += sum(proposal_bytes(stage, unit, one.step) for unit in stage.units)
+            elif not update.is_held and update.behind == report.step + 1:
+                sent += sum(proposal_bytes(stage, unit, update.step) for unit in stage.units)
 
     def train(spec: JobSpec, batches: Batches) -> float:
         return train_local(spec, batches, on_commit=look).evaluations[-1].loss

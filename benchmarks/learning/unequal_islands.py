@@ -113,18 +113,18 @@ def at_time(curve: Curve, time_s: float) -> float:
 
 def rows(curves: Curves, pairs: Mapping[Way, str]) -> Iterator[list[str]]:
     """A row for each way: its loss in the end, how long that took, and its loss when the first way was at its end."""
-    base, base_s = mean(one[-1][1] for one in curves[DILOCO]), curves[DILOCO][0][-1][0]
+    base, base_s = mean(curve[-1][1] for curve in curves[DILOCO]), curves[DILOCO][0][-1][0]
     end_s = min(found[0][-1][0] for found in curves.values())
     for way, found in curves.items():
-        lost, took_s = [one[-1][1] for one in found], found[0][-1][0]
-        against = [100 * (loss / one[-1][1] - 1) for loss, one in zip(lost, curves[DILOCO], strict=True)]
+        lost, took_s = [curve[-1][1] for curve in found], found[0][-1][0]
+        against = [100 * (loss / curve[-1][1] - 1) for loss, curve in zip(lost, curves[DILOCO], strict=True)]
         yield [
             way.name,
             f"{pairs[way]}{'' if way.outer else ' (auto)'}",
             f"{mean(lost):.3f}{spread(lost)} ({100 * (mean(lost) / base - 1):+.1f} %)",
             " ".join(f"{one:+.1f}" for one in against),
             f"{took_s:.0f} ({base_s / took_s:.2f}x)",
-            f"{mean(at_time(one, end_s) for one in found):.3f}",
+            f"{mean(at_time(curve, end_s) for curve in found):.3f}",
         ]
 
 

@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mib", type=float, default=16.0, help="of float32 gradients")
     parser.add_argument("--rounds", type=int, default=9, help="measured ones of each way")
     parser.add_argument("--access", type=lambda text: [float(word) for word in text.split(",")], default=[])
-    parser.add_argument("--sites", type=lambda text: [int(one) for one in text.split(",")], default=[])
+    parser.add_argument("--sites", type=lambda text: [int(size) for size in text.split(",")], default=[])
     parser.add_argument("--rtt", type=float, default=2.0, help="ms, with --access")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each member")
     parser.add_argument("--output", choices=("table", "json"), default="table")
@@ -133,7 +133,7 @@ class _Rule:
 
 
 def names_of(members: int) -> list[PeerId]:
-    return [PeerId(f"member-{one}") for one in range(members)]
+    return [PeerId(f"member-{number}") for number in range(members)]
 
 
 def _measure(options: argparse.Namespace, folder: Path, hosts: Hosts) -> dict[str, list[float]]:

@@ -84,11 +84,12 @@ def _others(options: argparse.Namespace) -> int:
         if options.second_hash:
             liar = {"build": saving_false("sign", 1.0, Random(0), optimizer=True)}
         played = [play(spec, tokens, "zeros", 0.0, seed, stage=seed % 2, **liar) for seed in range(options.seeds)]
-    caught = [one.caught.lies for one in played if one.caught is not None]
-    lied = sum(bool(one.lies) for one in played)
-    accused = sum(len(one.accused) for one in played)
+    caught = [outcome.caught.lies for outcome in played if outcome.caught is not None]
+    lied = sum(bool(outcome.lies) for outcome in played)
+    accused = sum(len(outcome.accused) for outcome in played)
     print(f"{len(caught)} of {lied} runs with {lies} caught, after {median(caught) if caught else 0:g} of them")
-    print(f"{accused} honest ones accused; {sum(one.state is JobState.SUCCEEDED for one in played)} jobs succeeded")
+    succeeded = sum(outcome.state is JobState.SUCCEEDED for outcome in played)
+    print(f"{accused} honest ones accused; {succeeded} jobs succeeded")
     return int(bool(accused))
 
 
@@ -107,9 +108,9 @@ def _poisoned(steps: int, seeds: int) -> int:
                 played = [
                     play(spec, tokens, "zeros", 0.0, seed, peers=8, stage=1, build=built) for seed in range(seeds)
                 ]
-            accused += sum(len(one.accused) for one in played)
-            assert all(one.state is JobState.SUCCEEDED for one in played), played
-            losses[aggregate] = [one.loss for one in played]
+            accused += sum(len(outcome.accused) for outcome in played)
+            assert all(outcome.state is JobState.SUCCEEDED for outcome in played), played
+            losses[aggregate] = [outcome.loss for outcome in played]
         told = (f"{median(some):.2f} ({min(some):.2f} to {max(some):.2f})" for some in losses.values())
         print(f"| {poison} | {' | '.join(told)} |", flush=True)
     return int(bool(accused))
@@ -117,24 +118,26 @@ def _poisoned(steps: int, seeds: int) -> int:
 
 def _row(spec: JobSpec, tokens: Tokens, lie: str, share: float, seeds: int, expected: str) -> int:
     played = [play(spec, tokens, lie, share, seed, stage=seed % 2) for seed in range(seeds)]  # type: ignore[arg-type]
-    lied = [one for one in played if one.lies]
-    caught = [one.caught for one in lied if one.caught is not None]
-    accused = sum(len(one.accused) for one in played)
-    clean = [one for one in played if not _committed(one)]
-    equal = sum(one.sha256 == expected for one in clean)
-    hops = f"{median(one.hops for one in caught):.0f}" if caught else "-"
+    lied = [outcome for outcome in played if outcome.lies]
+    caught = [outcome.caught for outcome in lied if outcome.caught is not None]
+    accused = sum(len(outcome.accused) for outcome in played)
+    clean = [outcome for outcome in played if not _committed(outcome)]
+    equal = sum(outcome.sha256 == expected for outcome in clean)
+    hops = f"{median(outcome.hops for outcome in caught):.0f}" if caught else "-"
     committed = sum(map(_committed, played))
     print(
         f"| {lie} | {share:.0%} | {len(lied)} of {seeds} | {len(caught)} | {hops} | {committed} | {accused} "
         f"| {equal} of {len(clean)} without committed lies |",
         flush=True,
     )
-    return int(bool(accused) or equal < len(clean) or any(one.state is not JobState.SUCCEEDED for one in played))
+    return int(
+        bool(accused) or equal < len(clean) or any(outcome.state is not JobState.SUCCEEDED for outcome in played)
+    )
 
 
-def _committed(one: Outcome) -> int:
+def _committed(outcome: Outcome) -> int:
     """Lies that are in the weights: those that were there when it was caught, or all if it never was."""
-    return one.caught.lies_committed if one.caught is not None else one.lies
+    return outcome.caught.lies_committed if outcome.caught is not None else outcome.lies
 
 
 if __name__ == "__main__":

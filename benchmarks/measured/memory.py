@@ -106,22 +106,22 @@ def table(taken: Sequence[Taken]) -> Table:
     read = ("needed", "estimate", "idle", "training", "ratio", "with save", "ratio", "of estimate")
     for name in ("stage", *PARTS, *read):
         shown.add_column(name, justify="right")
-    for one in taken:
-        parts = asdict(one.footprint)
+    for server in taken:
+        parts = asdict(server.footprint)
         shown.add_row(
-            str(one.stage),
+            str(server.stage),
             *(_mib(parts[name]) for name in PARTS),
-            _mib(one.needed), _mib(one.footprint.total_bytes), _mib(one.idle),
-            _mib(one.training), f"{ratio(one.training, one.idle, one.needed):.2f}",
-            _mib(one.saving), f"{ratio(one.saving, one.idle, one.needed):.2f}",
-            f"{ratio(one.saving, one.idle, one.footprint.total_bytes):.2f}",
+            _mib(server.needed), _mib(server.footprint.total_bytes), _mib(server.idle),
+            _mib(server.training), f"{ratio(server.training, server.idle, server.needed):.2f}",
+            _mib(server.saving), f"{ratio(server.saving, server.idle, server.needed):.2f}",
+            f"{ratio(server.saving, server.idle, server.footprint.total_bytes):.2f}",
         )  # fmt: skip
     return shown
 
 
-def _shown(one: Taken) -> dict[str, object]:
-    ratios = {name: ratio(getattr(one, name), one.idle, one.needed) for name in ("training", "saving")}
-    return asdict(one) | {f"{name}_ratio": value for name, value in ratios.items()}
+def _shown(server: Taken) -> dict[str, object]:
+    ratios = {name: ratio(getattr(server, name), server.idle, server.needed) for name in ("training", "saving")}
+    return asdict(server) | {f"{name}_ratio": value for name, value in ratios.items()}
 
 
 def _mib(size_bytes: int) -> str:
@@ -157,7 +157,9 @@ def main() -> None:
             runs.append(measure(options, Path(name)))
     if options.output == "json":
         print(
-            json.dumps({"options": vars(options), "runs": [[_shown(one) for one in taken] for taken in runs]}, indent=1)
+            json.dumps(
+                {"options": vars(options), "runs": [[_shown(server) for server in taken] for taken in runs]}, indent=1
+            )
         )
     else:
         Console(width=140).print(*map(table, runs))

@@ -313,7 +313,7 @@ class Whole:
                 self._fleet.obey(peer, from_command(command)[1])
             elif command.route.hops[0].peer == peer:
                 where = command.route.microbatch
-                hops = [Hop(PeerId(one.peer), one.incarnation, one.attempt, "") for one in command.route.hops]
+                hops = [Hop(PeerId(hop.peer), hop.incarnation, hop.attempt, "") for hop in command.route.hops]
                 self._fleet.route(Microbatch(where.timeline, where.step, where.index), hops)
         self._look()
 
@@ -373,12 +373,12 @@ def table(rows: list[Measured]) -> Table:
     shown = Table(
         "level", "peers", "hops", "hops/s", "us/hop", "step p50 ms", "p99 ms", "longest ms", "fleet", "of a core"
     )
-    for one in rows:
-        times = [f"{one.quantile_ms(share):.2f}" if one.steps_s else "" for share in (0.5, 0.99, 1.0)]
-        fleet = f"{one.hops / one.virtual_s:.0f}/s"
+    for row in rows:
+        times = [f"{row.quantile_ms(share):.2f}" if row.steps_s else "" for share in (0.5, 0.99, 1.0)]
+        fleet = f"{row.hops / row.virtual_s:.0f}/s"
         shown.add_row(
-            one.level, str(one.shape.peers), str(one.hops), f"{one.hops_per_s:.0f}", f"{one.hop_us:.0f}", *times, fleet,
-            f"{one.busy:.0%}",
+            row.level, str(row.shape.peers), str(row.hops), f"{row.hops_per_s:.0f}", f"{row.hop_us:.0f}", *times, fleet,
+            f"{row.busy:.0%}",
         )  # fmt: skip
     return shown
 
@@ -403,12 +403,12 @@ def main() -> None:
         for peers in map(int, options.peers.split(",")):
             shape = Shape(peers, options.stages, options.microbatches, options.steps, options.rate)
             tries = [measure(level, shape, profile) for _ in range(options.repeats)]
-            rows.append(min(tries, key=lambda one: one.cpu_s))
+            rows.append(min(tries, key=lambda row: row.cpu_s))
             all_tries += tries
     if options.output == "json":
         print(
             json.dumps(
-                [{"level": one.level, "peers": one.shape.peers, "hops_per_s": one.hops_per_s} for one in all_tries]
+                [{"level": row.level, "peers": row.shape.peers, "hops_per_s": row.hops_per_s} for row in all_tries]
             )
         )
     else:

@@ -42,8 +42,8 @@ def eight_cities(peers_each: int = PEERS_EACH) -> Tables:
         low, high = sorted((one, other))
         return near if low == high else triangle[low][high - low - 1]
 
-    delay_s = [[between(DELAY_MS, NEAR[0], one, other) / 1e3 for other in place] for one in place]
-    return delay_s, [[between(GBIT_PER_S, NEAR[1], one, other) * 1e9 for other in place] for one in place]
+    delay_s = [[between(DELAY_MS, NEAR[0], here, other) / 1e3 for other in place] for here in place]
+    return delay_s, [[between(GBIT_PER_S, NEAR[1], here, other) * 1e9 for other in place] for here in place]
 
 
 def data_centre() -> Tables:

@@ -81,7 +81,7 @@ def figures_of(name: str, tables: Tables, *, at_random: bool, seeds: int, trials
         yield figure("random, fixed", 2, mean_s, share)
         many, share = RANDOM_MATCHED
         drawn = (in_order(rng.sample(range(peers), peers), groups) for _ in range(many))
-        yield figure("random, matched", 3, fmean(lined_up(pairs, one).cost_s for one in drawn), share)
+        yield figure("random, matched", 3, fmean(lined_up(pairs, groups).cost_s for groups in drawn), share)
     began_s = time.process_time()
     costs_s = [
         search(peer_pairs(*tables, peers // groups, GRADIENT_BYTES, HOP_BYTES), groups, seed, trials).cost_s
@@ -111,7 +111,7 @@ def read(folder: Path) -> Iterator[tuple[str, Tables]]:
         if any(not rate > 0.0 for i, row in enumerate(gbit_per_s) for j, rate in enumerate(row) if i != j):
             raise InvalidConfig(f"{other.name} has a rate that is not above 0")
         rates = [[rate * 1e9 for rate in row] for row in gbit_per_s]
-        yield name, ([[one / 1e3 for one in row] for row in delay_ms], rates)
+        yield name, ([[cell / 1e3 for cell in row] for row in delay_ms], rates)
 
 
 def _table(path: Path) -> list[list[float]]:

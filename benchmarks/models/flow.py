@@ -75,15 +75,15 @@ class ByFlow:
 
     def know(self, pools: Sequence[Sequence[Server]]) -> None:
         """Find the flow through these replicas: the most, then the cheapest of these."""
-        edges: list[tuple[Server | None, Server]] = [(None, one) for one in pools[0]]
-        edges += [(one, to) for stage, pool in enumerate(pools[1:]) for one in pools[stage] for to in pool]
+        edges: list[tuple[Server | None, Server]] = [(None, to) for to in pools[0]]
+        edges += [(since, to) for stage, pool in enumerate(pools[1:]) for since in pools[stage] for to in pool]
         limits, capacity = np.zeros((sum(map(len, pools)), len(edges))), []
         kept = np.zeros((sum(map(len, pools[:-1])), len(edges)))
-        for row, one in enumerate(one for pool in pools for one in pool):
-            limits[row] = [float(to is one) for _, to in edges]
-            capacity.append(one.speed / (FORWARD_S + BACKWARD_S))
-            if one.stage + 1 < STAGES:
-                kept[row] = [float(to is one) - float(since is one) for since, to in edges]
+        for row, server in enumerate(server for pool in pools for server in pool):
+            limits[row] = [float(to is server) for _, to in edges]
+            capacity.append(server.speed / (FORWARD_S + BACKWARD_S))
+            if server.stage + 1 < STAGES:
+                kept[row] = [float(to is server) - float(since is server) for since, to in edges]
         from_source = np.array([float(since is None) for since, _ in edges])
         costs = [0.0 if since is None else _cost_s(since, to) for since, to in edges]
         equal = {"A_eq": kept, "b_eq": np.zeros(len(kept)), "method": "highs"}
@@ -97,15 +97,15 @@ class ByFlow:
         """The replica whose turn it is behind this one; any if the flow has none."""
         edges = [edge for edge in self.flows if edge[0] is since and edge[1] in pool]
         if not edges:
-            return max(pool, key=lambda one: (one.speed / (1.0 + one.given), one.name))
+            return max(pool, key=lambda server: (server.speed / (1.0 + server.given), server.name))
         chosen = min(edges, key=lambda edge: (self.turns[edge] + 1.0 / self.flows[edge], edge[1].name))
         self.turns[chosen] += 1.0 / self.flows[chosen]
         return chosen[1]
 
 
-def _cost_s(one: Server, to: Server) -> float:
+def _cost_s(server: Server, to: Server) -> float:
     computes = FORWARD_S + BACKWARD_S
-    return (computes / one.speed + computes / to.speed + one.link_s(to) + to.link_s(one)) / 2.0
+    return (computes / server.speed + computes / to.speed + server.link_s(to) + to.link_s(server)) / 2.0
 
 
 class Fleet:
@@ -123,9 +123,9 @@ class Fleet:
         for stage, city in product(range(STAGES), range(len(CITIES))):
             speed = SPEEDS[(stage + city) % len(SPEEDS)]
             self.pools[stage].append(Server(PeerId(f"{stage}.{city}"), stage, city, speed, is_here=False))
-        self.names = [[one.name for one in pool] for pool in self.pools]
-        for one in chain(*self.pools):
-            self._comes(one)
+        self.names = [[server.name for server in pool] for pool in self.pools]
+        for server in chain(*self.pools):
+            self._comes(server)
         self._changed()
 
     def run(self, seconds: float) -> float:
@@ -144,56 +144,61 @@ class Fleet:
 
     def choose(self, stages: Sequence[int], since: Server | None, trainer: int) -> list[Server]:
         """A replica of each of these stages for a microbatch of a trainer."""
-        pools = [[one for one in self.pools[stage] if one.is_here] for stage in stages]
+        pools = [[server for server in self.pools[stage] if server.is_here] for stage in stages]
         chosen: list[Server] = []
         for pool in pools if not self.policies else ():
             chosen.append(self.flow.next(chosen[-1] if chosen else since, pool))
         if self.policies:
             policy = self.policies[trainer % len(self.policies)]
-            loads = [StageLoad(pool[0].stage, [self._load(one) for one in pool]) for pool in pools]
+            loads = [StageLoad(pool[0].stage, [self._load(server) for server in pool]) for pool in pools]
             names = policy.choose(loads, self.now_s, self.dice, self.in_flight, self.in_flight).plan or ()
-            chosen = [next(one for one in pool if one.name == name) for pool, name in zip(pools, names, strict=True)]
+            chosen = [
+                next(server for server in pool if server.name == name) for pool, name in zip(pools, names, strict=True)
+            ]
             for name in names:
                 policy.given(name)
-        for one in chosen:
-            one.given += 1.0
+        for server in chosen:
+            server.given += 1.0
         return chosen
 
-    def finished(self, one: Server, trainer: int, seconds: float, computed_s: float) -> None:
+    def finished(self, server: Server, trainer: int, seconds: float, computed_s: float) -> None:
         """A replica is done with a microbatch, forward and backward, waiting included in `seconds`."""
-        one.given -= 1.0
-        self.pace.observe(one.name, computed_s)
+        server.given -= 1.0
+        self.pace.observe(server.name, computed_s)
         if self.policies:
-            self.policies[trainer % len(self.policies)].done(one.name, seconds)
+            self.policies[trainer % len(self.policies)].done(server.name, seconds)
 
-    def serve(self, one: Server, seconds: float, then: Callable[[float], None], lost: Callable[[], None]) -> None:
+    def serve(self, server: Server, seconds: float, then: Callable[[float], None], lost: Callable[[], None]) -> None:
         """Queue a computation; `then` gets its seconds. `lost` is called instead, when it should be done, if the peer
         is away or dies meanwhile."""
-        takes_s, lives = seconds / one.speed * exp(self.rng.gauss(0.0, NOISE)), one.lives if one.is_here else -1
-        one.free_s = max(one.free_s, self.now_s) + takes_s
-        self.after(one.free_s - self.now_s, lambda: then(takes_s) if one.is_here and one.lives == lives else lost())
+        takes_s = seconds / server.speed * exp(self.rng.gauss(0.0, NOISE))
+        lives = server.lives if server.is_here else -1
+        server.free_s = max(server.free_s, self.now_s) + takes_s
+        self.after(
+            server.free_s - self.now_s, lambda: then(takes_s) if server.is_here and server.lives == lives else lost()
+        )
 
-    def _load(self, one: Server) -> ReplicaLoad:
-        return ReplicaLoad(one.name, one.given, self.pace.of(one.name, self.names[one.stage]))
+    def _load(self, server: Server) -> ReplicaLoad:
+        return ReplicaLoad(server.name, server.given, self.pace.of(server.name, self.names[server.stage]))
 
-    def _comes(self, one: Server) -> None:
-        one.is_here, one.lives, one.free_s, one.given = True, one.lives + 1, self.now_s, 0.0
+    def _comes(self, server: Server) -> None:
+        server.is_here, server.lives, server.free_s, server.given = True, server.lives + 1, self.now_s, 0.0
         for policy in self.policies:
-            policy.add(one.name, one.stage)
+            policy.add(server.name, server.stage)
         if self.deaths:
-            self.after(self.fate.expovariate(self.deaths / 3600.0), lambda: self._dies(one))
+            self.after(self.fate.expovariate(self.deaths / 3600.0), lambda: self._dies(server))
 
-    def _dies(self, one: Server) -> None:
-        if sum(other.is_here for other in self.pools[one.stage]) > 1:
-            one.is_here = False
+    def _dies(self, server: Server) -> None:
+        if sum(other.is_here for other in self.pools[server.stage]) > 1:
+            server.is_here = False
             for policy in self.policies:
-                policy.remove(one.name)
+                policy.remove(server.name)
             self._changed()
-            self.after(AWAY_S, lambda: (self._comes(one), self._changed()))
+            self.after(AWAY_S, lambda: (self._comes(server), self._changed()))
 
     def _changed(self) -> None:
         if not self.policies:
-            self.flow.know([[one for one in pool if one.is_here] for pool in self.pools])
+            self.flow.know([[server for server in pool if server.is_here] for pool in self.pools])
 
 
 class Microbatch:

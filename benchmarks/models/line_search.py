@@ -87,8 +87,10 @@ def in_order(peers: Sequence[int], groups: int) -> list[Group]:
 
 def lined_up(pairs: PeerPairs, groups: Sequence[Group]) -> PeerLine:
     """The groups by the shortest way through all of them."""
-    way, hops_s = shortest_way([[pairs.hop(one, other) if one != other else 0.0 for other in groups] for one in groups])
-    averaging_s = max(fsum(pairs.averaging_s[one][other] for other in group) for group in groups for one in group)
+    way, hops_s = shortest_way(
+        [[pairs.hop(group, other) if group != other else 0.0 for other in groups] for group in groups]
+    )
+    averaging_s = max(fsum(pairs.averaging_s[peer][other] for other in group) for group in groups for peer in group)
     return PeerLine(tuple(groups[group] for group in way), averaging_s, 2.0 * hops_s)
 
 
@@ -153,8 +155,8 @@ def _circled(hop_s: Table, groups: Sequence[Group]) -> list[Group]:
 def slowest_matched(seconds: Table) -> float:
     """The slowest pair of the perfect matching of rows to columns whose slowest pair is the fastest."""
     least = max(max(map(min, seconds)), max(map(min, zip(*seconds, strict=True))))
-    levels = sorted({one for row in seconds for one in row if one >= least})  # the first is mostly enough
-    return next(level for level in levels if _is_matched([[one <= level for one in row] for row in seconds]))
+    levels = sorted({cell for row in seconds for cell in row if cell >= least})  # the first is mostly enough
+    return next(level for level in levels if _is_matched([[cell <= level for cell in row] for row in seconds]))
 
 
 def _is_matched(may: Sequence[Sequence[bool]]) -> bool:

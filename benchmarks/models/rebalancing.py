@@ -252,10 +252,11 @@ def of_optimum(setting: Setting, seeds: int, chosen: Sequence[Callable[[], Rule]
         tallies = runs(setting, rule, seeds)
         name = rule().name
         published = PUBLISHED.get(name) if setting.spread == 1.0 else None
-        hours = [spread([one.percent_of_hour(hour) for one in tallies]) for hour in (0, last)]
+        hours = [spread([tally.percent_of_hour(hour) for tally in tallies]) for hour in (0, last)]
         lines.append(
-            f"| {name} | {spread([one.percent for one in tallies])} | {hours[0]} | {hours[1]} "
-            f"| {mean(one.moves for one in tallies):.0f} | {' / '.join(map(str, published)) if published else '–'} |"
+            f"| {name} | {spread([tally.percent for tally in tallies])} | {hours[0]} | {hours[1]} "
+            f"| {mean(tally.moves for tally in tallies):.0f} "
+            f"| {' / '.join(map(str, published)) if published else '–'} |"
         )
     return lines
 
@@ -274,14 +275,14 @@ def efficiency(setting: Setting, seeds: int) -> list[str]:
         for rule in (lambda: Costed(COSTED), Nobody):
             tallies = runs(at, rule, seeds)
             full = at.peers * at.speed / STAGES * at.hours * HOUR_S
-            sent = [2 * (STAGES - 1) * at.boundary_bytes * one.done for one in tallies]
-            moved = mean(one.moves * at.state_bytes / bytes_ for one, bytes_ in zip(tallies, sent, strict=True))
+            sent = [2 * (STAGES - 1) * at.boundary_bytes * tally.done for tally in tallies]
+            moved = mean(tally.moves * at.state_bytes / bytes_ for tally, bytes_ in zip(tallies, sent, strict=True))
             lines.append(
-                f"| {per_hour:.0%}/h | {rule().name} | {spread([100 * one.done / one.alive for one in tallies])} "
-                f"| {spread([100 * one.done / full for one in tallies])} "
-                f"| {spread([100 * one.optimum / full for one in tallies])} "
-                f"| {mean(one.deaths for one in tallies) / at.hours:.1f} "
-                f"| {mean(one.moves for one in tallies) / at.hours:.1f} | {moved:.2%} |"
+                f"| {per_hour:.0%}/h | {rule().name} | {spread([100 * tally.done / tally.alive for tally in tallies])} "
+                f"| {spread([100 * tally.done / full for tally in tallies])} "
+                f"| {spread([100 * tally.optimum / full for tally in tallies])} "
+                f"| {mean(tally.deaths for tally in tallies) / at.hours:.1f} "
+                f"| {mean(tally.moves for tally in tallies) / at.hours:.1f} | {moved:.2%} |"
             )
     return lines
 

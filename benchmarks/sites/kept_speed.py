@@ -112,9 +112,9 @@ def speed_of(commits_s: Sequence[float], first: int, steps: int, behind: Collect
 def exchanged(islands: Sequence[Speed]) -> tuple[float, float]:
     """What exchanges took of the time of the island that they took most of, with the wait for the others; and without
     it: of each exchange, what it took of the last island to come."""
-    most = max(sum(one.added_s.values()) / one.seconds for one in islands)
-    of_last_s = sum(min(one.added_s[at] for one in islands) for at in islands[0].added_s)
-    return most, of_last_s * len(islands) / sum(one.seconds for one in islands)
+    most = max(sum(island.added_s.values()) / island.seconds for island in islands)
+    of_last_s = sum(min(island.added_s[at] for island in islands) for at in islands[0].added_s)
+    return most, of_last_s * len(islands) / sum(island.seconds for island in islands)
 
 
 class Modelled(Sites):
@@ -177,9 +177,9 @@ class Modelled(Sites):
         assert self.view(job).state == "succeeded", self.view(job).reason
         self.until_free(list(self.servers))
         outer = outer_courses(job.spec)[0].outer if job.spec.has_outer_steps else ()
-        behind = {at for one in outer for at in (one.captured, one.behind)}
-        each = [speed_of(one, FIRST_STEPS, way.steps, behind) for one in self.commits(job).values()]
-        return sum(one.steps_per_s for one in each) * len(SITES) / len(each), *exchanged(each)
+        behind = {at for record in outer for at in (record.captured, record.behind)}
+        each = [speed_of(record, FIRST_STEPS, way.steps, behind) for record in self.commits(job).values()]
+        return sum(record.steps_per_s for record in each) * len(SITES) / len(each), *exchanged(each)
 
 
 @contextlib.contextmanager
