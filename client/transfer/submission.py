@@ -16,7 +16,6 @@ from swarm.data.shards import remarks, token_dtype
 from swarm.data.tokenizer import BYTE
 from swarm.hf.companions import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import ground, look_at_model
-from swarm.job.changes import JOB_AND_STEP
 from swarm.job.islands import check_for_swarm
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.process.temporary import temporary_folder
@@ -43,9 +42,9 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
     """Send a checked job to the scheduler; the shell shows the progress."""
     spec, start = open_start(spec, corpus)
     scheduler.check_protocol()
-    look_ahead(scheduler, spec, start)
+    check_absolute(spec.checkpoint.dir)
     # All that the scheduler refuses is refused before a byte is sent: of much data that takes a night.
-    resolved_now(scheduler, spec, corpus)
+    resolved_now(scheduler, spec, corpus, start)
     if spec.model.dtype != "float32" and (told := slow_text(spec.model.dtype, scheduler.peers())):
         shell.say(told)
     if shell.quiet:
@@ -54,8 +53,12 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
         return _send(shell, scheduler, spec, corpus, start, told_of_tokenizer)
 
 
-def resolved_now(scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> JobSpec:
-    """The spec as the scheduler would resolve it now; raises what it would refuse a submit for, but for uploads."""
+def resolved_now(scheduler: Scheduler, spec: JobSpec, corpus: Corpus, start: Checkpoint | None) -> JobSpec:
+    """The spec as the scheduler would resolve it now; raises what it would refuse a submit for, but for uploads.
+
+    The scheduler is not asked about a `start` on this machine, which `open_start` has looked at.
+    """
+    spec = spec if start is None else spec.having("checkpoint", resume_from="")
     request = pb.SubmitRequest(
         spec_json=spec.model_dump_json(),
         token_dtype=token_dtype(corpus.tokenizer.vocabulary_size),
@@ -102,14 +105,6 @@ def _send(
     if told := told_of_tokenizer():
         shell.say(told)
     return scheduler.submit(request)
-
-
-def look_ahead(scheduler: Scheduler, spec: JobSpec, start: Checkpoint | None) -> None:
-    """Raise early the errors that the scheduler would raise after tokenising and upload: InvalidConfig, NotFound."""
-    check_absolute(spec.checkpoint.dir)
-    named = JOB_AND_STEP.match(spec.checkpoint.resume_from) if start is None else None
-    if named is not None:
-        scheduler.get(named[1])
 
 
 def slow_text(dtype: str, peers: Sequence[Peer]) -> str:

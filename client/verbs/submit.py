@@ -22,9 +22,11 @@ from client.flags import Detach
 from client.records import Job
 from client.shell import Shell
 from client.transfer.submission import check, resolved_now, send
+from client.transfer.upload import open_start
 from client.verbs.example import example_job
 from client.verbs.watching.follow import follow_to_success
 from client.views import job_values
+from swarm.checkpoint.reader import Checkpoint
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.corpus import Corpus
 from swarm.data.tokenizer import ByteTokenizer
@@ -222,6 +224,7 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: Job, *, detach: bool
 def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     """Show the values, where each came from, and what the job takes; sends no data. Raises as `send_job` does."""
     spec, corpus = check_job(path, overrides, shell.say)
+    spec, start = open_start(spec, corpus)
     values = origins(spec, corpus, path, overrides)
     formats = sorted({source.format for source in corpus.sources})
     resolved = corpus.resolve(spec)
@@ -238,7 +241,7 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
                 "tokens": work.tokens,
                 "epochs": work.epochs,
                 "largest_stage": [{"stages": stages, **asdict(need)} for stages, need in needs.items()],
-                "stages": [asdict(need) for need in _say_fleet(shell, spec, corpus)],
+                "stages": [asdict(need) for need in _say_fleet(shell, spec, corpus, start)],
             }
         )
         return
@@ -260,10 +263,10 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     )
     shell.say(f"memory: the largest stage takes about {', '.join(by_stages)}")
     shell.say(f"data: {kinds}, {total}; vocabulary of {corpus.tokenizer.vocabulary_size}; no data was sent")
-    _say_fleet(shell, spec, corpus)
+    _say_fleet(shell, spec, corpus, start)
 
 
-def _say_fleet(shell: Shell, spec: JobSpec, corpus: Corpus) -> list[Memory]:
+def _say_fleet(shell: Shell, spec: JobSpec, corpus: Corpus, start: Checkpoint | None) -> list[Memory]:
     """Say what the scheduler's stage servers offer, and give what each stage takes; OutOfMemory if it is too much.
 
     Without a scheduler nothing is given.
@@ -282,7 +285,7 @@ def _say_fleet(shell: Shell, spec: JobSpec, corpus: Corpus) -> list[Memory]:
     )
     shell.say(f"offered by {counted(len(peers), 'stage server')}: {kinds}")
     with dial(shell) as scheduler:
-        now = corpus.resolve(resolved_now(scheduler, spec, corpus))
+        now = corpus.resolve(resolved_now(scheduler, spec, corpus, start))
     takes = stage_needs(now, now.split)
     two = any(peer.host_bytes for peer in peers)
     said = needs_text([need if two else Memory(need.total_bytes) for need in takes])

@@ -25,7 +25,7 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.removal import JobRemoval
 from scheduler.jobs.starts import Timelines, starting_at
-from scheduler.storage.checkpoints.catalog import Beginning, uploaded_checkpoint
+from scheduler.storage.checkpoints.catalog import Beginning, same_model, uploaded_checkpoint
 from scheduler.storage.drains import Drains
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.job_record import JobRecord, JobTokens
@@ -33,7 +33,7 @@ from scheduler.storage.state_files import check_uploaded
 from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import InvalidConfig, NotAllowed
-from swarm.job.changes import check_changes, check_leases, check_state, check_steps, with_places_of
+from swarm.job.changes import JOB_AND_STEP, check_changes, check_leases, check_state, check_steps, with_places_of
 from swarm.job.footprint import host_step_s, model_costs
 from swarm.job.islands import check_for_swarm
 from swarm.job.memory_split import needs
@@ -84,7 +84,10 @@ class Jobs:
         """The spec as `submit` would resolve it now; raises what `submit` would raise before it looks at uploads."""
         self._check_room(by.owner, len(tokens.shards))
         self._submits.check(by.owner, now_s())
-        return (await self._vetted(spec, tokens))[0]
+        resolved, links = await self._vetted(spec, tokens)
+        if not JOB_AND_STEP.match(resolved.checkpoint.resume_from):  # a folder is looked at where it is
+            return resolved
+        return (await self._as_source(spec, resolved, links, tokens, by))[0]
 
     async def submit(
         self,
@@ -105,14 +108,22 @@ class Jobs:
             if not resolved.checkpoint.resume_from or sent is not None:
                 chosen = Found(None, ())
                 return await self._accept(resolved, spec, links, tokens, tokenizer_files, files, by, chosen, sent)
-            source = self._timelines.source(resolved)
-            check_owner(by, "Start", source.record.id, source.record.owner)
-            with source.used():  # until the new job is listed
-                if (placed := with_places_of(source.spec.model.narrow, spec)) is not spec:
-                    resolved, links = await self._vetted(placed, tokens)
+            with self._timelines.source(resolved).used():  # until the new job is listed
+                resolved, links = await self._as_source(spec, resolved, links, tokens, by)
                 resolved, chosen = await self._timelines.pinned(resolved)
                 asked = spec.having("checkpoint", resume_from=resolved.checkpoint.resume_from)
                 return await self._accept(resolved, asked, links, tokens, tokenizer_files, files, by, chosen, None)
+
+    async def _as_source(
+        self, spec: JobSpec, resolved: JobSpec, links: str, tokens: JobTokens, by: Person
+    ) -> tuple[JobSpec, str]:
+        """As `_vetted`, with the narrow places of the job that it starts from, whose model must be the same."""
+        source = self._timelines.source(resolved)
+        check_owner(by, "Start", source.record.id, source.record.owner)
+        if (placed := with_places_of(source.spec.model.narrow, spec)) is not spec:
+            resolved, links = await self._vetted(placed, tokens)
+        same_model(source.spec, resolved, f"job {source.record.id}")
+        return resolved, links
 
     async def _vetted(self, spec: JobSpec, tokens: JobTokens) -> tuple[JobSpec, str]:
         """The resolved spec and what links changed of it, after every check that needs no upload."""

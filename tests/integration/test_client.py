@@ -276,7 +276,7 @@ ISLANDS = (
     [
         ((), lambda fake: fake.refused.update(Check=UNFIT), 9, "error[E0900]: no cut fits"),
         ((), lambda fake: setattr(fake, "protocol", PROTOCOL_VERSION + 1), 6, "error[E0600]"),
-        (("checkpoint.resume_from=other:500",), lambda fake: fake.refused.update({"Get other": AMBIGUOUS}), 10, "a-1"),
+        (("checkpoint.resume_from=other:500",), lambda fake: fake.refused.update(Check=AMBIGUOUS), 10, "a-1"),
         *(
             ((f"checkpoint.dir={path}",), None, 3, "is relative, and the scheduler has no folder of yours")
             for path in ("runs", "./runs", "file://runs")
@@ -327,7 +327,8 @@ def test_a_client_that_starts_from_a_checkpoint_waits_until_the_scheduler_has_re
 ) -> None:
     assert swarm("submit", "-d", "job.toml")[0] == 0
     assert swarm("submit", "-d", "job.toml", "--resume-from", "other-1a2b3c:latest")[0] == 0
-    assert [request.job for request in fake.asked["Get"]] == ["other-1a2b3c"]
+    named = spec_from_json(fake.asked["Check"][-1].spec_json).checkpoint.resume_from
+    assert named == "other-1a2b3c:latest"
     plain_s, reading_s = fake.patience_s
     assert plain_s < 60 < 600 < reading_s
 

@@ -164,6 +164,12 @@ def test_a_new_job_keeps_the_narrow_places_of_its_start_in_every_cut(tmp_path: P
         for other in others:
             with pytest.raises(InvalidConfig, match=rf"model\.narrow\.{next(iter(other))} = "):
                 await desk.submit(spec_of(start, **other), files=files)
+            if is_sent:  # who sends a folder has looked at it
+                continue
+            with pytest.raises(InvalidConfig, match=r"model\.narrow\."):
+                await rig.jobs.check(spec_of(start, **other), tokens.of_job())
+        checked = await rig.jobs.check(spec_of(start), tokens.of_job())
+        assert is_sent or checked.model.narrow == source.spec.model.narrow
         rig.kill(PeerId("peer-0"))
         while rig.membership.idle_peers():
             await asyncio.sleep(1.0)
