@@ -94,6 +94,52 @@ def test_what_is_assumed_is_in_the_plan_and_what_is_printed() -> None:
     assert f"assumed    {pool.assumed[0]}" in list(lines(pool, search.found[0].spec, plan))
 
 
+ADVISED: dict[str, dict[str, Any]] = {
+    "model": {"narrow": {"kind": "maxout"}},
+    "pipeline": {"stages": 2, "compression": "int8"},
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "sections", "is_advised"),
+    [
+        (1e7, {}, True),
+        (1e10, {}, False),
+        (1e7, {"pipeline": {"stages": 1}}, False),
+        (1e7, {"model": {"config": {"hidden_size": 774, "num_attention_heads": 3, "num_key_value_heads": 3}}}, False),
+        (1e7, {"model": ADVISED["model"]}, False),
+        (1e7, {"model": {"id": "some/model", "family": "llama"}}, False),
+        (1e7, {"model": {"id": "some/model", "family": "llama", "init": "random"}}, True),
+        (1e7, {"checkpoint": {"resume_from": "other:500"}}, False),
+    ],
+)
+def test_narrow_places_are_advised_where_even_int8_waits_for_bytes_with_what_they_bring(
+    line: float, sections: dict[str, dict[str, Any]], is_advised: bool
+) -> None:
+    plan = of_two(line, sections)
+    told = [reason for reason in plan.reasons if reason.startswith("narrow: ")]
+    assert len(told) == is_advised
+    for reason in told:
+        figures = [float(figure.replace(",", "")) for figure in re.findall(r"(?:make|of|alone) ([0-9,]*[0-9])", reason)]
+        then = (ADVISED, {}, {"pipeline": ADVISED["pipeline"]})
+        said = [of_two(line, changes).predicted for changes in then]
+        assert figures == [round(one.tokens_per_s) for one in said if one is not None]
+        assert "more loss" in reason
+
+
+def of_two(line: float, sections: dict[str, dict[str, Any]]) -> Plan:
+    """A played plan for two machines with such lines, of two stages unless the job says otherwise."""
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12}
+    config = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4, "vocab_size": 8192} | heads
+    model = sections.get("model", {})
+    values = {"pipeline": {"stages": 2}, "training": {"global_batch_sequences": 8}} | sections
+    values["model"] = model | {"config": config | model.get("config", {})}
+    search = Search(PeerPool((machine("a", line=line), machine("b", line=line))), planned_job(**values), effort=100)
+    for _ in search.run():
+        pass
+    return plan_of(search)
+
+
 def test_by_price_dear_peers_are_left_out() -> None:
     dear = replace(machine("dear", speed=1e13), price_per_hour=50.0)
     pool = PeerPool((*(machine(f"p{number}", line=1e11) for number in range(4)), dear))
