@@ -5,11 +5,12 @@
                                                            └─────────────────four rounds─────────────────────┘
 
 A round by site sends between sites once what a flat one sends once for each member, and sends twice as much within
-them (stage_server/brain/ways.py). Which of the two is faster depends on the links, so time decides, anew when members
-change. It takes two sites, one of them with two members; a member that names no site is at a site of its own. Rounds
-are flat where a job checks sums or means or clips parts, because a carrier adds up the parts of its site before anybody
-else sees them. A failed round is repeated flat, which shows whose fault it is, and rounds are flat from then on as if
-these had been faster. So they are after a round whose members differ in the mean.
+them (stage_server/brain/ways.py). Which of the two is faster depends on the links, so time decides, anew when a site
+comes or goes. Members may come and go within their sites: where many die it would never be decided. It takes two sites,
+one of them with two members; a member that names no site is at a site of its own. Rounds are flat where a job checks
+sums or means or clips parts, because a carrier adds up the parts of its site before anybody else sees them. A failed
+round is repeated flat, which shows whose fault it is. Rounds are flat from then on as if these had been faster, or
+until members change. So they are after a round whose members differ in the mean.
 
 To `SliceShares` a site is one party with the sum of its members' rates. Members of a site own alike.
 
@@ -29,12 +30,15 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.step import UnitAveraging
 from swarm.types import PeerId, Round, UnitName
 
+FAILED = "a round by site failed"
+
 
 @dataclass(slots=True)
 class _Choice:
-    """The form of a unit's rounds among these members: by site (True), or flat (False)."""
+    """The form of a unit's rounds among these sites: by site (True), or flat (False)."""
 
-    members: frozenset[PeerId]
+    sites: frozenset[str]
+    members: frozenset[PeerId] = frozenset()
     round: Round | None = None  # the newest of this form
     by_site: bool = True
     is_trial: bool = False  # of the form that was not the faster one
@@ -79,9 +83,10 @@ class SiteRounds:
         """
         peers, parties = [member.peer for member in members], [member.site or f"/{member.peer}" for member in members]
         choice, sizes = self._choices.get(unit), Counter(parties)
-        if choice is None or choice.members != frozenset(peers):
-            choice = self._choices[unit] = _Choice(frozenset(peers))
-        choice.round = round_
+        is_cured = choice is not None and choice.why == FAILED and choice.members != frozenset(peers)
+        if choice is None or choice.sites != sizes.keys() or is_cured:
+            choice = self._choices[unit] = _Choice(frozenset(sizes))
+        choice.round, choice.members = round_, frozenset(peers)
         why = self._why_never(sizes) or (not choice.by_site and choice.why) or ""
         self._tell(unit, sizes, why)
         if why or again:
@@ -108,7 +113,7 @@ class SiteRounds:
         """Members of a round could not make the mean, or differ in it."""
         choice = self._choices.get(unit)
         if choice and averaging.is_by_site and choice.members == averaging.peers:
-            choice.keep(by_site=False, why="a round by site failed")
+            choice.keep(by_site=False, why=FAILED)
 
     def _why_never(self, sizes: Counter[str]) -> str:
         """Why rounds are flat whatever they take; empty: they need not be."""
