@@ -106,11 +106,15 @@ def kills_and_respawns(folder: Path, seed: str, long: bool) -> Trial:
 
 
 def harm_after_harm(folder: Path, seed: str, long: bool) -> Trial:
-    """F1, F2, F5, F10 on one cluster: a death, one at an exact point, a zombie, a dead scheduler, in turn."""
+    """F1, F2, F5, F10 on one cluster: a death, one at an exact point, a zombie, a dead scheduler, in turn.
+
+    The model has narrow places that know the token, and int8 at its cut.
+    """
+    narrow: dict[str, object] = {"model__narrow": {"kind": "anchor", "every": 1}, "pipeline__compression": "int8"}
     points = [point for point in failing_stage_server.POINTS if point not in ("nan", "parts/sum")]
     with Trial(folder, seed, grace_s=3.0) as trial:
         peers = trial.add_servers(4)
-        work = Work(trial, 2, 120, limits__min_replicas=2)
+        work = Work(trial, 2, 120, limits__min_replicas=2, **narrow)
         died_at = trial.figures["died_at"] = []
         for _ in range(6 if long else 1):
             # A death; who comes back joins, and dies at an exact point; then it comes back for good.
@@ -719,7 +723,7 @@ def _epoch(trial: Trial) -> int:
 SCENARIOS = [
     Scenario("F1-lives", "kill -9 while another replica lives", kills_while_another_lives, short=False),
     Scenario("F1", "kill -9 and respawn into the running job", kills_and_respawns, short=False),
-    Scenario("F1-F10", "death, exact point, zombie, dead scheduler in turn", harm_after_harm),
+    Scenario("F1-F10", "death, exact point, zombie, dead scheduler in turn, of a narrow model", harm_after_harm),
     Scenario("F2-server", "a stage server dies at each exact point", deaths_at_exact_points, short=False),
     Scenario("F2-scheduler", "the scheduler dies around the row", scheduler_dies_at_exact_points, short=False),
     Scenario("F3", "all replicas of a stage are lost", a_stage_is_lost, short=False),
