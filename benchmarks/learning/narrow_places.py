@@ -1,12 +1,14 @@
 """What narrow places cost in loss at equal tokens, over seeds, by kind, factor and number of places.
 
     python -m benchmarks.learning.narrow_places [--seeds 3] [--steps 240] [--rates 4e-3] [--ways WAY ...]
-        [--save RUNS.json]
+        [--synchronous] [--save RUNS.json]
 
-Each run is `swarm train-local` in this process, with the small Llama and the text of `benchmarks.learning.convergence`.
-Half of each step is late in all ways. "/3" is a place behind each of the first three layers, "/1" one in the middle;
-int8 rounds what crosses a cut there. Each way is shown at its best rate. "Tokens" is the share of its tokens after
-which the way without places first had the loss that the narrow one ends with: below 1, so many tokens it is worth.
+Each run is `swarm train-local` in this process, with the small Llama and the text of `benchmarks.learning.convergence`,
+in two microbatches, of which one is late. "/3" is a place behind each of the first three layers, "/1" one in the
+middle. int8 rounds what crosses a cut there; without it there is one stage, since no cut changes a bit.
+
+Each way is shown at its best rate. "Tokens" is the share of its tokens after which the way without places first had the
+loss that the narrow one ends with: below 1, so many tokens it is worth.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.learning.convergence import MICROBATCHES, STAGES, Run, resolved, small_llama, trained
+from benchmarks.learning.convergence import SEQUENCES, Run, resolved, small_llama, trained
+from benchmarks.learning.convergence import STAGES as LAYERS
 from benchmarks.learning.kept import Kept
 from benchmarks.learning.runs import SOURCE, parsed, parser_of
 from benchmarks.tables import markdown, spread
@@ -34,7 +37,7 @@ class Way:
     name: str
     kind: str = "none"
     factor: int = 4
-    places: int = STAGES - 1
+    places: int = LAYERS - 1
     codec: str = "none"
 
     @property
@@ -49,19 +52,23 @@ WAYS = (
     Way("int8", codec="int8"),
     *(Way(f"{kind} {factor} /3", kind, factor) for kind in ("maxout", "bottleneck") for factor in (2, 4)),
     *(Way(f"{kind} 4 /1", kind, 4, 1) for kind in ("maxout", "bottleneck")),
+    Way("maxout 16 /1", "maxout", 16, 1),
     Way("maxout 4, int8 /1", "maxout", 4, 1, "int8"),
     *(Way(f"anchor 8 /{places}", "anchor", 8, places) for places in (3, 1)),
     Way("anchor 8, int8 /1", "anchor", 8, 1, "int8"),
 )
 
 
-def job(way: Way, seed: int, rate: float, steps: int) -> JobSpec:
-    """The small Llama with the places and the cuts of a way."""
+def job(way: Way, seed: int, rate: float, steps: int, *, synchronous: bool = False) -> JobSpec:
+    """The small Llama with the places and the cuts of a way; half late, or with plain AdamW and nothing late."""
     values: dict[str, Any] = small_llama(seed, rate, steps, SOURCE)
-    stages = way.places + 1
+    values["training"]["microbatch_sequences"] = SEQUENCES // 2
+    if synchronous:
+        values["training"]["lookahead"] = 0.0
     if way.kind != "none":
-        values["model"]["narrow"] = {"kind": way.kind, "factor": way.factor, "every": STAGES // stages}
-    pipeline = {"stages": stages, "compression": way.codec, "overlap": MICROBATCHES // 2}
+        values["model"]["narrow"] = {"kind": way.kind, "factor": way.factor, "every": LAYERS // (way.places + 1)}
+    stages = 1 if way.codec == "none" else way.places + 1
+    pipeline = {"stages": stages, "compression": way.codec, "overlap": 0 if synchronous else 1}
     return resolved(values | {"pipeline": pipeline})
 
 
@@ -96,6 +103,7 @@ def main() -> None:
     parser = parser_of(__doc__, seeds=3, steps=240)
     parser.add_argument("--rates", type=float, nargs="+", default=(2e-3, 4e-3, 8e-3))
     parser.add_argument("--ways", nargs="+", default=[way.name for way in WAYS])
+    parser.add_argument("--synchronous", action="store_true", help="nothing is late, and AdamW has no lookahead")
     arguments = parsed(parser)
     if arguments.table is not None:
         parser.error("--table: this one only prints")
@@ -105,7 +113,7 @@ def main() -> None:
 
     def run(way: Way, rate: float, seed: int) -> dict[str, Any]:
         began_s = time.perf_counter()
-        spec = job(way, seed, rate, arguments.steps)
+        spec = job(way, seed, rate, arguments.steps, synchronous=arguments.synchronous)
         made = Run(trained(spec).losses, spec.sync_steps, spec.overlap)
         took_s = time.perf_counter() - began_s
         console.print(f"{way.name:20} {rate:g}  seed {seed}  {made.at(1.0):.4f}  {took_s:.0f} s", highlight=False)
@@ -114,7 +122,8 @@ def main() -> None:
     for seed in range(arguments.seeds):
         for way in (way for way in WAYS if way.name in arguments.ways):
             for rate in arguments.rates:
-                name = f"{way.name}, {arguments.steps} steps at {rate:g}, seed {seed}"
+                how = " synchronous" if arguments.synchronous else ""
+                name = f"{way.name}, {arguments.steps}{how} steps at {rate:g}, seed {seed}"
                 found = kept.once(name, lambda way=way, rate=rate, seed=seed: run(way, rate, seed))  # type: ignore[misc]
                 runs.setdefault((way, rate), []).append(Run(**found | {"losses": tuple(found["losses"])}))
     header = ["way", "bytes per number of the width", "best rate", "loss", "against float32, each seed", "tokens"]
