@@ -74,7 +74,8 @@ class CutBound:
     """The bound of one cut of a resolved job for one pool. Peers and ends go by their numbers.
 
     `spec` is of one island. `rate[peer, stage]` and `holds[peer, stage]` are what a search may look at, `unit_bits` and
-    `tied_bits` what a replica sends of its stage's own parameters, and of a tied embedding, to average them.
+    `tied_bits` what a replica sends of its stage's own parameters, and of a tied embedding, to average them;
+    `unit_parameters` counts both.
     """
 
     def __init__(self, pool: PeerPool, spec: JobSpec) -> None:
@@ -112,6 +113,7 @@ class CutBound:
             parameters[0] -= tied
             parameters[-1] -= tied
         width = 8.0 * SLICE_BYTES[spec.averaging.compression] * (1.5 if spec.training.reproducible else 1.0)
+        self.unit_parameters = (*parameters, tied)
         self.unit_bits = [width * count for count in parameters]
         self.tied_bits = width * tied
 

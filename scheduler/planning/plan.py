@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from scheduler.planning.pool import PeerPool
+from scheduler.planning.pool import PeerPool, PoolPeer
 from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec
 from swarm.text_file import read_small
@@ -37,7 +38,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The layers of each stage, and the names of its peers.
+    """The layers of each stage, and the names of its peers; of several islands the stages of each, one by one.
 
     `overlap` counts the microbatches of a step that use weights one step old. With `recompute` forward is computed
     again for backward.
@@ -54,6 +55,10 @@ class Plan:
     seed: int = 0
 
     @property
+    def islands(self) -> int:
+        return len(self.places) // len(self.split)
+
+    @property
     def peers(self) -> frozenset[str]:
         return frozenset(name for place in self.places for name in place)
 
@@ -68,6 +73,14 @@ def facts_hash(pool: PeerPool, spec: JobSpec) -> str:
 def rounded(value: float) -> float:
     """The value with as many digits as a plan has."""
     return float(f"{value:.{DIGITS}g}")
+
+
+def predicted_by_bound(used: Sequence[PoolPeer], tokens: int, flops: float, step_s: float) -> Predicted:
+    """What these peers do if a step of so many tokens takes so long; `flops`: multiply-adds of a token."""
+    busy = tokens * flops / step_s / sum(peer.speed for peer in used)
+    prices = [peer.price_per_hour for peer in used if peer.price_per_hour is not None]
+    price = rounded(sum(prices)) if len(prices) == len(used) else None
+    return Predicted("bound", rounded(tokens / step_s), rounded(step_s), rounded(max(0.0, 1.0 - busy)), price)
 
 
 def document(plan: Plan, job: str) -> dict[str, Any]:
@@ -110,7 +123,7 @@ def read_plan(path: Path) -> tuple[str, Plan]:
         raise InvalidConfig(f"{path} is no plan: {key or 'it'}: {fault['msg'].lower()}", hint=hint) from None
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"{path} is no plan: {error}", hint=hint) from None
-    if len(found.places) != len(found.split):
+    if not found.places or len(found.places) % len(found.split):
         raise InvalidConfig(f"{path} is no plan: it has other places than stages", hint=hint)
     values = {name: getattr(found, name) for name in Plan.__dataclass_fields__}
     return found.job, Plan(**values)

@@ -7,6 +7,9 @@
 Nothing that decides is written again. Computations vary (lognormal). A joiner fetches its stage from the donor with the
 fastest way. A job that stalls goes back to its newest checkpoint, once its stages can be served. Measured steps have
 others behind them: the last step of a job is faster, since nothing is fed behind it.
+
+Of a job with islands IslandsBrain leads all. Envoys send what islands propose beside boundary tensors: on a line or a
+link one proposal goes after the other. Islands have all numbers to send, as it is not known what is significant.
 """
 
 from __future__ import annotations
@@ -15,15 +18,16 @@ import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import count, product
 from random import Random
 from typing import TypeAlias
 
 from scheduler.brain import inputs, outputs
 from scheduler.brain.commit.slices import seconds_of
-from scheduler.brain.fleet.allocation import ActiveJob, Reservations, allocate
+from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, Reservations, allocate
 from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
 from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, DeadlineSettings
 from scheduler.planning.bound import COMMIT_S, CutBound
@@ -31,22 +35,28 @@ from scheduler.planning.plan import Plan
 from scheduler.planning.pool import PeerPool, PoolPeer
 from scheduler.planning.stage_servers import HopPart, ModelledServer, Turn
 from scheduler.planning.trace import TraceEvent
+from swarm.job.course import PLAIN, OuterCourse
 from swarm.job.footprint import stage_footprint
+from swarm.job.islands import island_timeline, leases_of, outer_courses
+from swarm.job.leases import Leases
 from swarm.job.partition import microbatch_tokens, unit_names
-from swarm.job.placement import Candidate, place
+from swarm.job.placement import Candidate
+from swarm.job.resolve import PROPOSAL_BYTES
+from swarm.job.spec import JobSpec
 from swarm.types import PROTOCOL_VERSION, Decision, Hop, JobId, Memory, PeerId, PeerState, UnitName
 from swarm.wire import messages
 
 JOB = JobId("play")
 LOOK_S = 0.5  # at who is silent
+Leader: TypeAlias = JobBrain | IslandsBrain
 Door: TypeAlias = Callable[[inputs.Input, float], list[outputs.Output]]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a job asks of each of its stages, one microbatch and one step at a time."""
+    """What a job asks of each of its stages, one microbatch and one step at a time; with `islands`, in each island."""
 
-    microbatches: int  # of a step
+    microbatches: int  # of a step; of an island's at most
     tokens: int  # of a microbatch
     work: tuple[float, ...]  # multiply-adds of a forward
     boundary_bytes: float  # of an activation, or of a gradient
@@ -58,13 +68,41 @@ class Workload:
     needs: tuple[Memory, ...] = ()
     max_in_flight: int | None = None
     min_replicas: int = 1
+    job: JobSpec | None = None  # as resolved; None: it has no islands, and is not cut anew
+    moved: Mapping[UnitName, float] = field(default_factory=dict)  # the numbers of each unit in an exchange
+
+    @property
+    def islands(self) -> JobSpec | None:
+        """The job, if it has outer steps."""
+        return self.job if self.job is not None and self.job.has_outer_steps else None
+
+    @property
+    def step_tokens(self) -> int:
+        """Of a step of the job."""
+        return self.tokens * (self.job.training.microbatches if self.job is not None else self.microbatches)
+
+    @property
+    def pending(self) -> PendingJob:
+        """The job as it waits for idle peers, with the stages of all islands."""
+        count, needs = self.job.island_count if self.job else 1, self.needs or (Memory(),) * len(self.work)
+        return PendingJob(JOB, needs * count, self.min_replicas, 0.0, islands=count)
+
+    def placed(self, peers: Iterable[PoolPeer]) -> Decision[dict[PeerId, int]]:
+        """Where a scheduler places idle peers when the job starts: on the stages of all islands, one by one."""
+        return self.pending.plan(_candidates(peers))
 
 
-def workload(facts: CutBound) -> Workload:
-    """What a job asks of the stages of a cut."""
+def _candidates(peers: Iterable[PoolPeer]) -> list[Candidate]:
+    return [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in peers]
+
+
+def workload(facts: CutBound, job: JobSpec | None = None) -> Workload:
+    """What a resolved job asks of the stages of a cut. If it has islands, `facts` are of one of them."""
+    job = job or facts.spec
     spec, stages = facts.spec, len(facts.split)
     tokens, units = microbatch_tokens(spec), unit_names(stages, spec.tied)
     unit_bits = (*facts.unit_bits, facts.tied_bits)
+    fragments = float(job.outer.fragments) if job.has_outer_steps else 1.0
     feet = [stage_footprint(spec, layers, stage, stages) for stage, layers in enumerate(facts.split)]
     limit = spec.pipeline.max_in_flight
     return Workload(
@@ -73,7 +111,8 @@ def workload(facts: CutBound) -> Workload:
         unit_bytes={unit: bits / 8.0 for unit, bits in zip(units, unit_bits, strict=False)},
         state_bytes=tuple(foot.weights + foot.optimizer for foot in feet), apply_s=(facts.optimizer_s,) * stages,
         reach_s=(facts.commit_s - COMMIT_S) / 4.0, needs=facts.needs, max_in_flight=None if limit == "auto" else limit,
-        min_replicas=spec.limits.min_replicas,
+        min_replicas=spec.limits.min_replicas, job=job,
+        moved={unit: count / fragments for unit, count in zip(units, facts.unit_parameters, strict=False)},
     )  # fmt: skip
 
 
@@ -113,11 +152,17 @@ class Played:
 class _Averaging:
     """One attempt to average a unit: it begins once all members were told, hold their sets, and have read them."""
 
-    command: messages.Average
-    shares: Mapping[PeerId, int]  # microbatches of each member
+    command: messages.Average | messages.Exchange
+    shares: Mapping[PeerId, int]  # microbatches of each member; of envoys none
     told: set[PeerId] = field(default_factory=set)
     asked: set[PeerId] = field(default_factory=set)
     read: int = 0
+
+
+def _shares(command: messages.Average | messages.Exchange) -> dict[PeerId, int]:
+    if isinstance(command, messages.Exchange):
+        return {envoy.peer: 0 for envoy in command.envoys}
+    return {member.peer: member.microbatches for member in command.members}
 
 
 class Play:
@@ -133,11 +178,13 @@ class Play:
         decides: Callable[[Door], Door] = lambda door: door,
     ) -> None:
         self.now_s, self.hops = 0.0, 0
-        self.committed_s: list[float] = []  # when each step of the job was committed
+        self.committed_s: list[float] = []  # when each step of the job was committed, by all islands at work
+        self.made: dict[tuple[int, int], tuple[float, int]] = {}  # by step and island: when, and how many tokens
         self.counts: Counter[str] = Counter()  # deaths, moves, stalls, ...
         self.reasons: Counter[str] = Counter()
         self.servers: dict[PeerId, ModelledServer] = {}
-        self.brain: JobBrain
+        self.brain: Leader
+        self.courses: Sequence[OuterCourse] = ()  # of each island, if the job has any
         self._plan, self.load, self._rules, self._decides = plan, load, rules, decides
         self._peers = {PeerId(peer.name): peer for peer in pool.peers}
         self._pool = pool
@@ -145,11 +192,14 @@ class Play:
         self._timers: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._number = count()
         self._due_s = math.inf
-        self._kept, self._kept_s = 0, 0.0  # the version of the newest checkpoint, and when it was kept
+        self._kept, self._kept_s = 0, 0.0  # the steps in the newest checkpoint, and when it was kept
         self._rows: dict[tuple[int, int], dict[int, list[Turn | None]]] = {}  # by timeline and step, then index
-        self._rounds: dict[tuple[int, int, UnitName], _Averaging] = {}
+        self._rounds: dict[tuple[int, int, UnitName], _Averaging] = {}  # by timeline (-1: of all islands), step, unit
         self._ways: dict[tuple[PeerId, PeerId], tuple[float, float, tuple[str, str]]] = {}
         self._free_s: dict[tuple[str, str], float] = {}  # when what all peers of two ends share has carried all
+        self._proposed_s: dict[object, float] = {}  # when a line or a link has carried all proposals
+        self._means: dict[PeerId, int] = {}  # the newest outer step whose mean a peer has
+        self._captured = 0  # the inner steps that count in outer weights
         self._membership, self._reservations = Membership(), Reservations()
         self._at_start = sum(map(len, plan.places))
         placed = {PeerId(name): stage for stage, names in enumerate(plan.places) for name in names}
@@ -164,7 +214,7 @@ class Play:
         first, steps = self._rules.warm_up, self._rules.measured
         busy_s = -self._until(first) + self._until(first + steps)
         seconds = self.committed_s[first + steps - 1] - self.committed_s[first - 1]
-        tokens_per_s = self.load.microbatches * self.load.tokens * steps / seconds
+        tokens_per_s = self.load.step_tokens * steps / seconds
         return Played(tokens_per_s, seconds / steps, 1.0 - busy_s / (seconds * len(self.servers)), self.hops)
 
     def _until(self, step: int) -> float:
@@ -201,7 +251,12 @@ class Play:
                 case outputs.Send(peer=peer, command=command):
                     self._send(peer, command)
                 case outputs.WriteCommit(row=row):
-                    self.later(self._rules.row_s, self._durable, self.brain, row.step)
+                    self.later(self._rules.row_s, self._durable, self.brain, outputs.WriteRows((row,)))
+                case outputs.WriteRows():
+                    self.later(self._rules.row_s, self._durable, self.brain, output)
+                case outputs.IslandLost(island=island):
+                    self.counts["islands_lost"] += 1
+                    self._forget(self._captured, island)
                 case outputs.Note(message=message):
                     self.reasons[message] += 1
                 case outputs.Released(peer=peer, reason=reason):
@@ -217,20 +272,40 @@ class Play:
                 case outputs.Fail():
                     raise AssertionError(output)
 
-    def _durable(self, brain: JobBrain, step: int) -> None:
-        if brain is not self.brain:
+    def _durable(self, brain: Leader, written: outputs.WriteRows) -> None:
+        if brain is not self.brain or brain.is_over:
             return
-        del self.committed_s[step:]
-        self.committed_s.append(self.now_s)
-        if self.now_s - self._kept_s >= self._rules.checkpoint_s:
-            self._kept, self._kept_s = step + 1, self.now_s
-        for unit in self.load.units:
-            self._rounds.pop((brain.settings.timeline, step, unit), None)
-        for row in self._rows.pop((brain.settings.timeline, step), {}).values():
-            for turn in row:
-                if turn is not None:
-                    self._drop(turn)
-        self._step(inputs.RowDurable(step))
+        for row in written.rows:
+            self._note(row)
+            for unit in self.load.units:
+                self._rounds.pop((-1 if self._is_outer(row.step) else row.timeline, row.step, unit), None)
+            for turns in self._rows.pop((row.timeline, row.step), {}).values():
+                for turn in turns:
+                    if turn is not None:
+                        self._drop(turn)
+        if isinstance(brain, JobBrain):
+            self._step(inputs.RowDurable(written.rows[0].step))
+        else:
+            self._step(inputs.RowsDurable(written.rows, written.shares))
+
+    def _note(self, row: outputs.CommitRow) -> None:
+        """A step, of an island if there are any, is on disk."""
+        island, version = row.timeline % max(1, len(self.courses)), row.step + 1
+        course = self.courses[island] if self.courses else PLAIN
+        if course.is_outer(row.step):
+            self._captured = course.outer_at(row.step).captured
+        else:
+            self.made[course.inner_steps(row.step), island] = self.now_s, row.tokens
+            present = self.brain.present if isinstance(self.brain, IslandsBrain) else (0,)
+            while all((len(self.committed_s), island) in self.made for island in present):
+                self.committed_s.append(self.now_s)
+        if self.now_s - self._kept_s >= self._rules.checkpoint_s and course.level_from(version) == version:
+            self._kept, self._kept_s = course.inner_steps(version), self.now_s
+
+    def _forget(self, step: int, *islands: int) -> None:
+        """What was made from a step on does not count: of these islands, or of all."""
+        for at, island in [key for key in self.made if key[0] >= step and key[1] in (islands or (key[1],))]:
+            del self.made[at, island]
 
     def _send(self, peer: PeerId, command: messages.Command) -> None:
         server = self.servers[peer]
@@ -242,7 +317,7 @@ class Play:
         after_s += self.load.reach_s + self._rules.message_s
         self.later(after_s, self._heard, server, server.life, self.brain, event)
 
-    def _heard(self, server: ModelledServer, life: object, brain: JobBrain, event: messages.Event) -> None:
+    def _heard(self, server: ModelledServer, life: object, brain: Leader, event: messages.Event) -> None:
         if server.is_alive and brain is self.brain and not brain.is_over:
             self._step(inputs.Happened(server.name, event))
 
@@ -372,32 +447,38 @@ class Play:
                 turn.y = turn.dx = turn.is_added = False
                 self._advance(turn)
 
-    def _obey(self, server: ModelledServer, brain: JobBrain, command: messages.Command, turn: Turn | None) -> None:
+    def _obey(self, server: ModelledServer, brain: Leader, command: messages.Command, turn: Turn | None) -> None:
         if not server.is_alive or brain is not self.brain:
             return
         match command:
             case messages.Route() if turn is not None:
                 turn.is_told, turn.x = True, turn.x or not server.stage
                 self._advance(turn)
-            case messages.Average(timeline=timeline, step=step, unit=unit, round=number):
-                known = self._rounds.get((timeline, step, unit))
-                if known is None or known.command.round < number:
-                    shares = {member.peer: member.microbatches for member in command.members}
-                    known = self._rounds[timeline, step, unit] = _Averaging(command, shares)
+            case messages.Average() | messages.Exchange():
+                where = -1 if isinstance(command, messages.Exchange) else command.timeline, command.step, command.unit
+                known = self._rounds.get(where)
+                if known is None or known.command.round < command.round:
+                    known = self._rounds[where] = _Averaging(command, _shares(command))
                 known.told.add(server.name)
                 self._try(known, server)
             case messages.AbortRound(timeline=timeline, step=step, unit=unit, round=number):
-                if (known := self._rounds.get((timeline, step, unit))) is not None and known.command.round == number:
-                    del self._rounds[timeline, step, unit]
-            case messages.Commit():
-                server.run(self.load.apply_s[server.stage], lambda: self._applied(server, command))
+                where = -1 if self._is_outer(step) else timeline, step, unit
+                if (known := self._rounds.get(where)) is not None and known.command.round == number:
+                    del self._rounds[where]
+            case messages.Commit(step=step):
+                if not self._is_outer(step) or self._means.get(server.name) == step:
+                    self._apply(server, server.life, command)
+                else:  # it was no envoy
+                    moved = sum(self.load.moved[unit] for unit, at in self.load.units.items() if server.stage in at)
+                    fetch_s = self._fetch_s(server, command.donors, 4.0 * moved)
+                    self.later(fetch_s, self._apply, server, server.life, command)
             case messages.Void():
                 self._void(server, command)
-            case messages.LoadStage(stage=stage, join=join):
-                self._serve(server, stage, join)
+            case messages.LoadStage():
+                self._serve(server, command)
             case messages.Follow() if command.join == server.join:
                 if server.follow is None:
-                    fetch_s = self._fetch_s(server, command.donors)
+                    fetch_s = self._fetch_s(server, command.donors, self.load.state_bytes[server.stage])
                     server.fetched_s = self.now_s + fetch_s
                     self.later(fetch_s, self._offer, server, server.life)
                 server.follow = command
@@ -405,22 +486,32 @@ class Play:
             case messages.Release():
                 server.serve(-1)
 
-    def _serve(self, server: ModelledServer, stage: int, join: int) -> None:
+    def _is_outer(self, step: int) -> bool:
+        """Whether islands exchange there."""
+        return bool(self.courses) and self.courses[0].is_outer(step)
+
+    def _serve(self, server: ModelledServer, command: messages.LoadStage) -> None:
         load, rules, is_late = self.load, self._rules, 0 < self._plan.overlap < self.load.microbatches
+        stage, join = command.stage, command.join
         late_behind, ahead = is_late and stage < len(load.work) - 1, is_late and rules.looks_ahead
         server.serve(stage, join=join, late_behind=late_behind, ahead=ahead, owed_max=rules.owed_max)
+        server.timeline = command.timeline
         if not join:  # a first start takes no time, a later one fetches all states from the scheduler
             fetch_s = 8.0 * load.state_bytes[stage] / self._peers[server.name].down_bits_per_s
-            loaded = self._loaded(server, self.brain.settings.first_step)
-            self._say(server, loaded, fetch_s if self.counts["stalls"] else 0.0)
+            is_here = command.held or not self.counts["stalls"]
+            self._say(server, self._loaded(server, command.version), 0.0 if is_here else fetch_s)
 
     def _loaded(self, server: ModelledServer, version: int) -> messages.Loaded:
         sizes = self.load.unit_bytes.items()
         units = tuple(
             messages.UnitSize(unit, int(size / 4.0)) for unit, size in sizes if server.stage in self.load.units[unit]
         )
-        at = JOB, self.brain.settings.timeline, server.stage, version
+        at = JOB, server.timeline, server.stage, version
         return messages.Loaded(*at, f"{server.stage}.{version}", units, join=server.join)
+
+    def _apply(self, server: ModelledServer, life: object, commit: messages.Commit) -> None:
+        if life is server.life and server.is_alive:
+            server.run(self.load.apply_s[server.stage], lambda: self._applied(server, commit))
 
     def _applied(self, server: ModelledServer, commit: messages.Commit) -> None:
         server.added.pop((commit.timeline, commit.step), None)
@@ -440,7 +531,8 @@ class Play:
         """The last member that has read its sums begins the round."""
         round_.read += 1
         if round_.read == len(round_.shares):
-            seconds = self._round_s(round_.command)
+            command = round_.command
+            seconds = self._exchange_s(command) if isinstance(command, messages.Exchange) else self._round_s(command)
             for name in round_.shares:
                 server = self.servers[name]
                 self.later(seconds, self._averaged, server, server.life, round_, seconds)
@@ -470,22 +562,42 @@ class Play:
 
     def _averaged(self, server: ModelledServer, life: object, round_: _Averaging, seconds: float) -> None:
         command, peer = round_.command, self._peers[server.name]
-        if life is not server.life or self._rounds.get((command.timeline, command.step, command.unit)) is not round_:
+        if life is not server.life or round_ not in self._rounds.values():
             return
-        where = command.timeline, command.step, command.unit, command.round
+        if isinstance(command, messages.Exchange):
+            self._means[server.name] = command.step
+        where = server.timeline, command.step, command.unit, command.round
         lines = peer.up_bits_per_s / 8.0, peer.down_bits_per_s / 8.0
         self._say(
             server,
             messages.Averaged(*where, "mean", (messages.ParameterNorm(f"{command.unit}.w", 1.0),), seconds, *lines),
         )
 
-    def _fetch_s(self, server: ModelledServer, donors: Sequence[Hop]) -> float:
-        """How long the state of its stage is under way, from the donor with the fastest way."""
+    def _exchange_s(self, command: messages.Exchange) -> float:
+        """What a round between islands takes: each sends what it proposes to all others; and three of the ways."""
+        assert self.load.job is not None
+        bits = 8.0 * PROPOSAL_BYTES[self.load.job.outer.compression] * self.load.moved[command.unit]
+        ends_s, delay_s = self.now_s, 0.0
+        for envoy, other in product(command.envoys, command.envoys):
+            if envoy.timeline == other.timeline or not envoy.tokens:
+                continue
+            a, b = self._peers[envoy.peer], self._peers[other.peer]
+            link = self._pool.link(a, b)
+            carriers = (envoy.peer, "up"), (self._pool.end_of(a), self._pool.end_of(b)), (other.peer, "down")
+            begins_s = max(self.now_s, *(self._proposed_s.get(carrier, 0.0) for carrier in carriers))
+            sent_s = begins_s + bits / min(a.up_bits_per_s, link.bits_per_s, b.down_bits_per_s)
+            self._proposed_s |= dict.fromkeys(carriers, sent_s)
+            ends_s, delay_s = max(ends_s, sent_s), max(delay_s, link.delay_s)
+        return ends_s - self.now_s + 3.0 * delay_s + self._rules.round_s
+
+    def _fetch_s(self, server: ModelledServer, donors: Sequence[Hop], size_bytes: float) -> float:
+        """How long so much is under way to a server, from the donor with the fastest way."""
         down = self._peers[server.name].down_bits_per_s
         ways = [
-            min(self._peers[one.peer].up_bits_per_s, self._pool.bits_per_s(one.peer, server.name)) for one in donors
+            min(self._peers[donor.peer].up_bits_per_s, self._pool.bits_per_s(donor.peer, server.name))
+            for donor in donors
         ]
-        return 8.0 * self.load.state_bytes[server.stage] / min(down, max(ways, default=down))
+        return 8.0 * size_bytes / min(down, max(ways, default=down))
 
     def _offer(self, server: ModelledServer, life: object) -> None:
         """A joiner says that it has the newest state that it was told of, unless an answer is still to come."""
@@ -570,21 +682,25 @@ class Play:
 
     def _allocate(self) -> None:
         """Let idle peers join, or begin again with them."""
-        names = sorted(one.hello.peer for one in self._membership.idle_peers())
-        idle = [Candidate(name, offer=self._peers[name].offer, site=self._peers[name].site) for name in names]
-        load, stages = self.load, len(self.load.work)
-        if self.brain.is_over:
-            again = place(idle, stages, load.min_replicas, load.needs).plan
-            if again is not None:
+        names = sorted(peer.hello.peer for peer in self._membership.idle_peers())
+        load, stages, brain = self.load, len(self.load.work), self.brain
+        if brain.is_over:
+            if (again := load.placed(self._peers[name] for name in names).plan) is not None:
                 self._begin(again)
             return
-        here = [one for one in self._membership.peers() if one.job == JOB]
-        loading = {one.hello.peer: one.stage for one in here if one.state is PeerState.LOADING}
-        staying = Counter(one.stage for one in here if not one.leaving)
-        replicas = tuple(staying[stage] for stage in range(stages))
+        idle = [Candidate(name, offer=self._peers[name].offer, site=self._peers[name].site) for name in names]
+        here = [peer for peer in self._membership.peers() if peer.job == JOB]
+        loading = {peer.hello.peer: peer.stage for peer in here if peer.state is PeerState.LOADING}
+        staying = Counter((self._island_of(peer.hello.peer), peer.stage) for peer in here if not peer.leaving)
+        islands = brain.present if isinstance(brain, IslandsBrain) else (0,)
+        replicas = tuple(min(staying[island, stage] for island in islands) for stage in range(stages))
 
-        def where(one: Candidate, fits: Collection[int], coming: Mapping[PeerId, int]) -> Decision[int]:
-            return self.brain.where_to_join(one, fits, self.now_s, {**loading, **coming})
+        def where(peer: Candidate, fits: Collection[int], coming: Mapping[PeerId, int]) -> Decision[int]:
+            sent = {**loading, **coming}
+            if isinstance(brain, IslandsBrain):
+                sites = {name: self._peers[name].site for name in sent}
+                return brain.where_to_join(peer, fits, self.now_s, sent, sites)
+            return brain.where_to_join(peer, fits, self.now_s, sent)
 
         job = ActiveJob(JOB, load.needs or (Memory(),) * stages, load.min_replicas, replicas, self._at_start, where)
         for join in allocate(idle, idle, (), (job,), self._reservations.now(self.now_s)).joins:
@@ -593,33 +709,63 @@ class Play:
             self.counts["joins"] += 1
             self._step(inputs.Join(self._record(join.peer, join.stage)))
 
+    def _island_of(self, name: PeerId) -> int:
+        return (self.brain.island_of(name) or 0) if isinstance(self.brain, IslandsBrain) else 0
+
     def _record(self, name: PeerId, stage: int) -> inputs.ReplicaRecord:
         peer = self._peers[name]
         return inputs.ReplicaRecord(name, self.servers[name].incarnation, name, stage, peer.device, site=peer.site)
 
     def _begin(self, placed: Mapping[PeerId, int]) -> None:
-        load, timeline = self.load, self.counts["stalls"]
-        rules, tokens = self._rules, load.microbatches * load.tokens
-        settings = BrainSettings(
-            job=JOB, epoch=1, timeline=timeline, steps=1 << 40, microbatches=load.microbatches, split=self._plan.split,
-            spec_json="{}", overlap=self._plan.overlap, max_in_flight=load.max_in_flight,
-            units=load.units, grad_clip_norm=1.0, averaging_timeout_s=60.0, fail_on_nonfinite=False, recover=True,
-            learning_rate=lambda step: 0.1, tokens_of=lambda step: tokens, work=load.work, first_step=self._kept,
-            state_bytes=load.state_bytes, rebalance=REBALANCING, deadlines=rules.deadlines,
-        )  # fmt: skip
-        self.brain = JobBrain(settings, Random(self._seed + timeline))
-        self._decide = self._decides(self.brain.step)
-        for name, stage in placed.items():
+        """Start with each peer at its place: a stage of an island."""
+        spec, stages, rng = self.load.islands, len(self.load.work), Random(self._seed + self.counts["stalls"])
+        leases = leases_of(spec) if spec is not None else None
+        self.courses = outer_courses(spec, leases) if spec is not None else ()
+        records: list[list[inputs.ReplicaRecord]] = [[] for _ in self.courses or (PLAIN,)]
+        for name, at in placed.items():
             self._reservations.end(name)
-            self._membership.assign(name, JOB, stage, self.now_s)
-        self._step(inputs.Start(tuple(self._record(name, stage) for name, stage in placed.items())))
+            self._membership.assign(name, JOB, at % stages, self.now_s)
+            records[at // stages].append(self._record(name, at % stages))
+        begin: inputs.Input
+        starts, whole = tuple(inputs.Start(tuple(replicas)) for replicas in records), self._settings(leases)
+        if spec is None:
+            self.brain, begin = JobBrain(whole, rng), starts[0]
+        else:
+            settings = [
+                replace(
+                    whole, timeline=island_timeline(spec, whole.timeline, island), steps=course.steps,
+                    first_step=course.version_after(self._kept),
+                ) for island, course in enumerate(self.courses)
+            ]  # fmt: skip
+            self.brain, begin = IslandsBrain(settings, self.courses, rng, spec.islands.min), inputs.EachIsland(starts)
+        self._decide = self._decides(self.brain.step)
+        self._step(begin)
         for name in placed:
             self._membership.serving(name, self.now_s)
+
+    def _settings(self, leases: Leases | None) -> BrainSettings:
+        """Of the brain, or of an island's; `leases`: where they follow speed."""
+        load, job, tokens = self.load, self.load.job, self.load.microbatches * self.load.tokens
+
+        def tokens_of(portion: int) -> int:
+            return tokens if leases is None else load.tokens * len(leases.numbers(portion))
+
+        rebalances = job is None or (job.pipeline.rebalance and not job.has_outer_steps)
+        return BrainSettings(
+            job=JOB, epoch=1, timeline=self.counts["stalls"], steps=1 << 40, microbatches=load.microbatches,
+            split=self._plan.split, spec_json="{}", overlap=self._plan.overlap, max_in_flight=load.max_in_flight,
+            units=load.units, grad_clip_norm=1.0, averaging_timeout_s=60.0 if job is None else job.averaging.timeout_s,
+            fail_on_nonfinite=False, recover=True, learning_rate=lambda step: 0.1, tokens_of=tokens_of, work=load.work,
+            first_step=self._kept, state_bytes=load.state_bytes, deadlines=self._rules.deadlines,
+            rebalance=replace(REBALANCING, rebalance=rebalances, min_replicas=load.min_replicas),
+        )  # fmt: skip
 
     def _stall(self, stopped: outputs.Stopped) -> None:
         """A stage has no replica left: go back to the newest checkpoint, as soon as all stages can be served."""
         self.counts["stalls"] += 1
         self.counts["steps_done_again"] += len(self.committed_s) - self._kept
+        del self.committed_s[self._kept :]
+        self._forget(self._kept)
         self.reasons[stopped.reason] += 1
         self._rows.clear()
         self._rounds.clear()

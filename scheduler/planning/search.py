@@ -95,8 +95,12 @@ def basis_of(pool: PeerPool, spec: JobSpec) -> Basis:
     lines = median(min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in pool.peers)
     carried = min(lines, median(link.bits_per_s for link in links))
     receipt_s = 2.0 * median(link.delay_s for link in links)
-    speed = FleetSpeed(median(peer.speed for peer in pool.peers), carried / 8.0, receipt_s)  # medians, as of a fleet
-    return Basis(vocabulary, end_of_text, idle=offers, present=offers, speed=speed)
+    between = [pool.link(a, b).bits_per_s for a in ends for b in ends if a.site != b.site]
+    apart = min(lines, median(between)) if between else 0.0
+    # Medians, as of a fleet.
+    speed = FleetSpeed(median(peer.speed for peer in pool.peers), carried / 8.0, receipt_s, apart / 8.0)
+    lasting = [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in pool.peers]
+    return Basis(vocabulary, end_of_text, idle=offers, present=offers, lasting=lasting, speed=speed)
 
 
 class Search:

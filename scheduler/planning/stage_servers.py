@@ -85,7 +85,7 @@ class ModelledServer:
 
     def __init__(self, name: PeerId, floor: Floor, between_s: float) -> None:
         self.name, self.is_alive = name, True
-        self.incarnation = 1
+        self.incarnation, self.timeline = 1, 0
         self.up_free_s = self.down_free_s = 0.0  # when its lines have sent and received what they hold
         self.busy_s = 0.0  # of its device, in all
         self._floor, self._between_s = floor, between_s

@@ -10,6 +10,7 @@ from scheduler.planning.bound import CutBound
 from scheduler.planning.plan import Plan
 from scheduler.planning.planner import numbers_of
 from scheduler.planning.pool import PeerPool
+from swarm.job.islands import island_spec
 from swarm.job.spec import JobSpec
 from swarm.text import counted, size, spoken_duration
 
@@ -20,8 +21,8 @@ HEAD = ("stage", "layers", "peers", "memory of", "capacity", "limits", "averagin
 def lines(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[str]:
     """The lines to print; `spec` is the job as the plan cuts it."""
     yield headline(pool, plan)
-    facts = CutBound(pool, spec)
-    rows = [HEAD, *(_row(pool, facts, *one) for one in enumerate(numbers_of(pool, plan.places)))]
+    facts = CutBound(pool, island_spec(spec.having("islands", shares="equal")))
+    rows = [HEAD, *(_row(pool, facts, plan.islands > 1, *place) for place in enumerate(numbers_of(pool, plan.places)))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -52,22 +53,24 @@ def cut(plan: Plan) -> str:
         f"{count} x {layers}" if count > 2 else " + ".join([str(layers)] * count) for layers, count in runs
     )
     late = f" ({plan.overlap} of a step late)" if plan.overlap else ""
+    islands = f"{counted(plan.islands, 'island')} of " if plan.islands > 1 else ""
     return (
-        f"{counted(len(plan.split), 'stage')} of {split} layers, "
+        f"{islands}{counted(len(plan.split), 'stage')} of {split} layers, "
         f"microbatches of {counted(plan.microbatch_sequences, 'sequence')}{late}"
         f"{', forward computed again for backward' if plan.recompute else ''}"
     )
 
 
-def _row(pool: PeerPool, facts: CutBound, stage: int, members: Sequence[int]) -> tuple[str, ...]:
-    peers = [pool.peers[one] for one in members]
+def _row(pool: PeerPool, facts: CutBound, several: bool, place: int, members: Sequence[int]) -> tuple[str, ...]:
+    island, stage = divmod(place, len(facts.split))
+    peers = [pool.peers[member] for member in members]
     names = [peer.name for peer in peers]
     if names[NAMES_MAX:]:
-        names = [f"{site or 'peers'} {count}" for site, count in sorted(Counter(one.site for one in peers).items())]
+        names = [f"{site or 'peers'} {count}" for site, count in sorted(Counter(peer.site for peer in peers).items())]
     figures, least = facts.figures(stage, members), min(peer.offer for peer in peers)
-    computes = sum(1.0 / facts.compute_s[one, stage] for one in members)
+    computes = sum(1.0 / facts.compute_s[member, stage] for member in members)
     return (
-        str(stage),
+        f"{stage} of island {island}" if several else str(stage),
         str(facts.split[stage]),
         ", ".join(names),
         f"{size(facts.needs[stage].total_bytes)} / {size(least.total_bytes) if least.total_bytes else '?'}",

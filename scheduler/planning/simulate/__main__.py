@@ -12,7 +12,7 @@ with quiet_start():
     import time
     from collections import Counter
     from collections.abc import Callable, Iterable, Mapping
-    from dataclasses import dataclass
+    from dataclasses import dataclass, replace
     from pathlib import Path
     from typing import Annotated, Any, Literal
 
@@ -27,15 +27,15 @@ with quiet_start():
     from scheduler.planning.trace import Churn, TraceEvent, read_trace, spans
     from swarm.errors import INTERRUPTED, InvalidConfig, UsageError
     from swarm.hf.pretrained import ground
-    from swarm.job.placement import Candidate, place
+    from swarm.job.islands import check_for_swarm, island_spec
     from swarm.job.resolve import choose
     from swarm.job.spec import JobSpec, load_job
     from swarm.process import lifecycle
     from swarm.text import counted
-    from swarm.types import PeerId
 
 SCHEMA = "swarm.simulation/1"
 REASONS_SHOWN = 10
+COUNTED = ("deaths", "joins", "moves", "islands_lost", "stalls", "steps_done_again")
 FORMATS = {"of_possible": "{:.1%}", "price": "{:,.6g} in the currency of the pool"}
 SAYS_EVERY_S = 0.5
 
@@ -58,18 +58,24 @@ class Simulation:
     def run(self, hours: float, progress: Callable[[float], None]) -> dict[str, Any]:
         """The figures of so many hours; of fewer after a KeyboardInterrupt."""
         load, end_s = self.load, 3600.0 * hours
+        if load.islands is not None:  # it shall not come to its end
+            training, speed = load.islands.training, sum(peer.speed for peer in self.pool.peers)
+            steps = math.ceil(end_s * speed / sum(load.work) / training.microbatches) + training.steps
+            load = replace(load, job=load.islands.having("training", steps=steps))
         play = Play(self.pool, self.plan, load, seed=self.seed)
         try:
             play.follow(self.trace)
             play.run_until(end_s, progress)
         except KeyboardInterrupt:
             end_s = max(1.0, play.now_s)
-        possible, price, size = 0.0, 0.0, load.microbatches * load.tokens
+        possible, price = 0.0, 0.0
         for seconds, peers in spans(self.pool, self.trace, end_s):
             possible += seconds * sum(peer.speed for peer in peers) * load.tokens / sum(load.work)
             price += seconds / 3600.0 * sum(peer.price_per_hour or 0.0 for peer in peers)
         is_priced = all(peer.price_per_hour is not None for peer in self.pool.peers)
-        done, by_hour = size * len(play.committed_s), Counter(int(at_s // 3600.0) for at_s in play.committed_s)
+        done, by_hour = 0, Counter[int]()
+        for at_s, tokens in play.made.values():
+            done, by_hour[int(at_s // 3600.0)] = done + tokens, by_hour[int(at_s // 3600.0)] + tokens
         hours_s = [min(3600.0, end_s - begin_s) for begin_s in range(0, math.ceil(end_s), 3600)]
         kinds, firsts = Counter[str](), dict[str, str]()
         for reason, times in play.reasons.items():  # of one kind, whatever names and numbers are in it
@@ -82,9 +88,9 @@ class Simulation:
             "tokens_per_s": rounded(done / end_s),
             "of_possible": rounded(done / possible),
             "steps": len(play.committed_s),
-            **{what: play.counts[what] for what in ("deaths", "joins", "moves", "stalls", "steps_done_again")},
+            **{what: play.counts[what] for what in COUNTED},
             "price": rounded(price) if is_priced else None,
-            "tokens_per_s_by_hour": [rounded(size * by_hour[hour] / lasts_s) for hour, lasts_s in enumerate(hours_s)],
+            "tokens_per_s_by_hour": [rounded(by_hour[hour] / lasts_s) for hour, lasts_s in enumerate(hours_s)],
             "cut": f"{cut(self.plan)}, placed {self.placed}",
             "reasons": [[times, firsts[kind]] for kind, times in kinds.most_common(REASONS_SHOWN)],
         }
@@ -94,28 +100,28 @@ def simulation(
     pool: PeerPool, spec: JobSpec, trace: Iterable[TraceEvent], seed: int, planned: Plan | None = None
 ) -> Simulation:
     """The job as a scheduler resolves it, placed by a plan of that cut or by itself; InvalidConfig if it cannot be."""
-    if spec.has_outer_steps:
-        raise InvalidConfig(
-            f'averaging.mode = "{spec.averaging.mode}": only jobs of one island are simulated',
-            hint='add --set averaging.mode="allreduce", or simulate the pool of each site',
-        )
     resolved, _ = choose(spec, basis_of(pool, spec))
     split, sequences = resolved.split, resolved.training.microbatch_sequences
     assert sequences != "auto", "it was resolved"
-    facts, least, placed = CutBound(pool, resolved), resolved.limits.min_replicas, "by the plan"
+    check_for_swarm(resolved)
+    load, least, placed = (
+        workload(CutBound(pool, island_spec(resolved)), resolved),
+        resolved.limits.min_replicas,
+        "by the plan",
+    )
+    count = len(split) * resolved.island_count
     places: tuple[tuple[str, ...], ...] = ()
-    if planned is not None and planned.split == split:
+    if planned is not None and planned.split == split and len(planned.places) == count:
         places = tuple(tuple(name for name in names if name in pool) for names in planned.places)
     if min(map(len, places), default=0) < least:
-        idle = [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in pool.peers]
-        found, placed = place(idle, len(split), least, facts.needs), "by the scheduler"
+        found, placed = load.placed(pool.peers), "by the scheduler"
         if found.plan is None:
             raise InvalidConfig(
                 f"the job cannot begin: {found.reason}", hint="add peers to the pool, or lower pipeline.stages"
             )
-        places = tuple(tuple(name for name, at in found.plan.items() if at == stage) for stage in range(len(split)))
+        places = tuple(tuple(name for name, at in found.plan.items() if at == number) for number in range(count))
     plan = Plan(split, places, sequences, resolved.overlap, bool(resolved.model.recompute))
-    return Simulation(pool, workload(facts), plan, placed, trace, seed)
+    return Simulation(pool, load, plan, placed, trace, seed)
 
 
 @cli.command()
@@ -157,7 +163,7 @@ def simulate(
             raise UsageError(f"--compare {change} is given {counted(times, 'time')}", hint="give it once")
     pool = read_pool(pool_file)
     trace = Churn(pool, churn, seed) if trace_file is None else read_trace(trace_file, pool)
-    changes = [[], *([one] for one in compared)]
+    changes = [[], *([change] for change in compared)]
     planned = None if plan_file is None else read_plan(plan_file)[1]
     cut_as: dict[str, object] = {}
     if planned is not None:

@@ -140,7 +140,6 @@ def test_a_play_in_which_no_step_is_finished_says_so(tmp_path: Path) -> None:
         (("--churn", "1", "--trace", "x"), "deaths come from one of them"),
         (("--compare", "pipeline"), '--compare needs KEY=VALUE, got "pipeline"'),
         (("--compare", "pipeline.stages=1") * 2, "--compare pipeline.stages=1 is given 2 times"),
-        (("--set", "averaging.mode=diloco"), "only jobs of one island are simulated"),
         (("--set", "pipeline.stages=6", "--set", "limits.min_replicas=2"), "the job cannot begin"),
         (("--trace", "nothing.jsonl"), "there is no file"),
     ],
