@@ -8,15 +8,17 @@ with quiet_start():
     import json
     import sys
     import time
+    from dataclasses import replace
     from datetime import UTC, date, datetime
     from pathlib import Path
     from typing import Annotated, Literal
 
     import typer
 
+    from scheduler.planning import islands, planner
     from scheduler.planning.picture import picture as drawing
     from scheduler.planning.plan import Plan, document, read_plan
-    from scheduler.planning.planner import again, cut_as, plan_of, played
+    from scheduler.planning.planner import cut_as, plan_of
     from scheduler.planning.pool import PeerPool, read_pool
     from scheduler.planning.search import EFFORT, Search
     from scheduler.planning.table import lines
@@ -63,16 +65,18 @@ def plan(
 ) -> None:
     """Say how a job is best cut and placed on a pool of machines, and how fast it would be. It creates nothing."""
     spec = ground(load_job(file, overrides or ()))
-    if spec.has_outer_steps:
-        raise InvalidConfig(
-            f'averaging.mode = "{spec.averaging.mode}": only jobs of one island are planned',
-            hint='add --set averaging.mode="allreduce", or plan the pool of each site',
-        )
+    if spec.has_outer_steps and picture is not None:
+        raise InvalidConfig("a plan of islands has no picture", hint="leave --picture out")
     pool = read_pool(pool_file)
     _warn_of_age(pool)
     before = _plan_to_compare(compare, pool, spec)
-    search = Search(pool, spec, seed=seed, effort=effort, by_price=by == "price")
-    chosen, is_stopped = _run(search)
+    if spec.has_outer_steps:
+        chosen, is_stopped = islands.best(pool, spec), False
+    else:
+        chosen, is_stopped = _run(Search(pool, spec, seed=seed, effort=effort, by_price=by == "price"))
+        if not is_stopped and (told := islands.beside(pool, spec, chosen)):
+            first, *others = chosen.reasons
+            chosen = replace(chosen, reasons=(first, f"islands: {told}", *others))
     resolved = cut_as(pool, spec, chosen)
     if output == "json":
         print(json.dumps(document(chosen, spec.name), indent=2))
@@ -140,7 +144,7 @@ def _plan_to_compare(path: Path | None, pool: PeerPool, spec: JobSpec) -> Plan |
     if gone := sorted(before.peers - {peer.name for peer in pool.peers}):
         print(f"warning: the pool lacks {', '.join(gone[:8])} of {path}", file=sys.stderr)
     try:
-        return again(pool, spec, before)
+        return islands.again(pool, spec, before) if spec.has_outer_steps else planner.again(pool, spec, before)
     except SwarmError as error:
         error.message = f"{path}: {error.message}"
         raise
@@ -148,7 +152,8 @@ def _plan_to_compare(path: Path | None, pool: PeerPool, spec: JobSpec) -> Plan |
 
 def _say_compared(pool: PeerPool, spec: JobSpec, path: Path | None, before: Plan, chosen: Plan) -> None:
     assert chosen.predicted is not None
-    then = played(pool, spec, before) if chosen.predicted.by == "played" else before
+    play = islands.played if spec.has_outer_steps else planner.played
+    then = play(pool, spec, before) if chosen.predicted.by == "played" else before
     assert then.predicted is not None
     moved = sum(
         name not in chosen.places[stage] if stage < len(chosen.places) else True

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import mean
 
 from scheduler.planning.bound import Bound, CutBound
-from scheduler.planning.plan import Plan, Predicted, facts_hash, rounded
+from scheduler.planning.plan import Plan, Predicted, facts_hash, predicted_by_bound, rounded
 from scheduler.planning.play import RULES, Play, workload
 from scheduler.planning.pool import PeerPool, PoolPeer
 from scheduler.planning.search import TIE, Placement, Search, basis_of
@@ -139,13 +139,9 @@ def _plan(pool: PeerPool, spec: JobSpec, facts: CutBound, places: tuple[tuple[st
     assert size != "auto", "it is resolved"
     step_s, tokens = facts.of(numbers).step_s, microbatches * microbatch_tokens(resolved)
     used = [pool.peers[one] for members in numbers for one in members]
-    busy = tokens * sum(facts.flops) / step_s / sum(peer.speed for peer in used)
-    prices = [peer.price_per_hour for peer in used if peer.price_per_hour is not None]
-    price = rounded(sum(prices)) if len(prices) == len(used) else None
-    predicted = Predicted("bound", rounded(tokens / step_s), rounded(step_s), rounded(max(0.0, 1.0 - busy)), price)
     return Plan(
         *(resolved.split, places, size, resolved.overlap, bool(resolved.model.recompute)),
-        predicted=predicted,
+        predicted=predicted_by_bound(used, tokens, sum(facts.flops), step_s),
         facts_hash=facts_hash(pool, spec),
     )
 

@@ -236,7 +236,7 @@ def test_the_command_prints_a_plan_that_it_can_compare_with(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--set", "averaging.mode=diloco"), "only jobs of one island are planned"),
+        (("--set", "averaging.mode=diloco", "--picture", "x.svg"), "a plan of islands has no picture"),
         (("--set", "training.stepss=1"), "unknown key training.stepss"),
         (("--compare", "none.json"), "none.json"),
     ],

@@ -1,0 +1,241 @@
+"""Islands in the play: production's brain cuts their leases, lets them exchange, loses them and lets them begin anew.
+And what `swarm plan` says of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.planning.__main__ import cli
+from scheduler.planning.bound import CutBound
+from scheduler.planning.islands import again, best
+from scheduler.planning.plan import Plan, read_plan
+from scheduler.planning.play import Play, PlayRules, workload
+from scheduler.planning.pool import PeerPool, PoolLink
+from scheduler.planning.search import basis_of
+from scheduler.planning.simulate.__main__ import simulation
+from swarm.errors import SwarmError
+from swarm.job.islands import island_spec
+from swarm.job.resolve import choose
+from swarm.job.spec import JobSpec
+from tests.support.pools import equals, machine, planned_job
+
+STAGES, MICROBATCHES, EVERY = 2, 32, 10
+
+
+def sites(slower: float = 1.0, between: float = 1e9, each: int = 4) -> PeerPool:
+    """Machines at two sites; those of the second are so many times slower, and so is the link between them."""
+    peers = tuple(
+        machine(f"{site}-{number}", site, speed=3e10 / (slower if site == "oslo" else 1.0))
+        for site in ("lyon", "oslo")
+        for number in range(each)
+    )
+    ways = {(a, b): PoolLink(0.05, between) for a, b in (("lyon", "oslo"), ("oslo", "lyon"))}
+    return PeerPool(peers, ways)
+
+
+def job(mode: str = "diloco", **sections: dict[str, Any]) -> JobSpec:
+    values: dict[str, dict[str, Any]] = {
+        "training": {"global_batch_sequences": 2 * MICROBATCHES, "microbatch_sequences": 2, "steps": 1000},
+        "data": {"sequence_length": 128},
+        "averaging": {"mode": mode},
+        "outer": {"every_steps": EVERY, **({} if mode == "allreduce" else {"overlap_steps": int(mode != "diloco")})},
+        "pipeline": {"stages": STAGES},
+    }
+    return planned_job(4, **values | sections)
+
+
+def play(pool: PeerPool, spec: JobSpec, **rules: float) -> Play:
+    resolved, _ = choose(spec, basis_of(pool, spec))
+    load = workload(CutBound(pool, island_spec(resolved)), resolved)
+    placed = load.placed(pool.peers).plan or {}
+    count = len(resolved.split) * resolved.island_count
+    places = tuple(tuple(name for name, at in placed.items() if at == number) for number in range(count))
+    assert all({pool.peer(name).site for name in place} == {("lyon", "oslo")[at // STAGES]} for at, place in
+               enumerate(places)), "an island is at one site"  # fmt: skip
+    plan = Plan(resolved.split, places, 2, resolved.overlap)
+    return Play(pool, plan, load, PlayRules(warm_up=EVERY, measured=2 * EVERY, **rules))  # type: ignore[arg-type]
+
+
+def period_s(whole: Play) -> float:
+    return EVERY * whole.run().step_s
+
+
+@pytest.mark.parametrize("mode", ["diloco", "streaming", "gaia"])
+def test_played_islands_train_each_microbatch_of_a_period_once_whatever_their_speeds(mode: str) -> None:
+    """Leases follow speed: the slow island trains about a third of what the other one does."""
+    whole = play(sites(slower=3.0), job(mode))
+    whole.run()
+    assert isinstance(whole.brain, IslandsBrain)
+    assert whole.brain.present == (0, 1)
+    for first in range(0, 3 * EVERY, EVERY):
+        made = {key: tokens for key, (_, tokens) in whole.made.items() if first <= key[0] < first + EVERY}
+        assert len(made) == 2 * EVERY
+        assert sum(made.values()) == EVERY * whole.load.step_tokens
+    of = [sum(tokens for (_, at), (_, tokens) in whole.made.items() if at == island) for island in (0, 1)]
+    assert 0.2 < of[1] / of[0] < 0.6
+    assert any("others train" in reason for reason in whole.reasons)
+    whole.brain.validate()
+
+
+def test_played_islands_that_share_equally_wait_for_the_slowest() -> None:
+    pool = sites(slower=3.0)
+    assert period_s(play(pool, job(islands={"shares": "equal"}))) > 1.3 * period_s(play(pool, job()))
+
+
+def test_a_played_exchange_takes_as_long_as_the_link_and_overlap_hides_it() -> None:
+    near, far = (play(sites(between=rate), job()) for rate in (1e12, 2e8))
+    longer_s = period_s(far) - period_s(near)
+    sent_s = 8.0 * 2.0 * sum(far.load.moved.values()) / 2e8  # bfloat16, all stages over one link
+    assert longer_s == pytest.approx(sent_s, rel=0.2)
+    hidden = play(sites(between=2e8), job(outer={"every_steps": EVERY, "overlap_steps": 4}))
+    assert period_s(hidden) < period_s(far) - 0.5 * longer_s
+    steps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(far.committed_s)]
+    assert [step for step, took_s in enumerate(steps_s, 1) if took_s > 0.8 * (longer_s + min(steps_s))] == [
+        EVERY,
+        2 * EVERY,
+    ]
+
+
+def test_a_played_island_that_is_lost_leaves_the_others_at_work_and_begins_anew_when_its_peers_are_back() -> None:
+    pool = sites(between=1e10)
+    whole = play(pool, job())
+    whole.watch()
+    while len(whole.committed_s) < EVERY + 3:
+        whole.turn()
+    dead = [peer for peer in pool.peers if peer.site == "oslo"]
+    for peer in dead:
+        whole.die(peer.name)
+    whole.run_until(whole.now_s + 40.0)
+    assert isinstance(whole.brain, IslandsBrain)
+    assert (whole.counts["islands_lost"], whole.counts["stalls"], whole.brain.present) == (1, 0, (0,))
+    assert not any(step >= EVERY for step, island in whole.made if island == 1), "it does not count"
+    for peer in dead:
+        whole.come(peer)
+    whole.run_until(whole.now_s + 300.0)
+    assert whole.brain.present == (0, 1)
+    newest = len(whole.committed_s) - 1
+    assert {(newest, 0), (newest, 1)} <= whole.made.keys()
+    whole.brain.validate()
+
+
+def test_a_play_whose_islands_are_all_lost_goes_back_behind_the_exchange_of_its_newest_checkpoint() -> None:
+    pool = sites(between=1e10)
+    whole = play(pool, job(), checkpoint_s=1.0)
+    whole.watch()
+    while len(whole.committed_s) < EVERY + 5:
+        whole.turn()
+    for peer in pool.peers:
+        whole.die(peer.name)
+    whole.run_until(whole.now_s + 60.0)
+    assert whole.counts["stalls"] == 1
+    assert len(whole.committed_s) == EVERY == 1 + max(step for step, _ in whole.made)
+    for peer in pool.peers:
+        whole.come(peer)
+    whole.run_until(whole.now_s + 900.0)
+    assert len(whole.committed_s) > 2 * EVERY
+    assert whole.counts["steps_done_again"] == 5
+
+
+def test_rebalancing_that_a_job_file_turns_off_moves_nobody() -> None:
+    names = [("s0-0", 0.2), *((f"s{stage}-{number}", 1.0) for stage in (1, 2) for number in range(3))]
+    pool = PeerPool(tuple(machine(name, speed=3e10 * speed) for name, speed in names), {})
+    places = tuple(tuple(name for name, _ in names if name.startswith(f"s{stage}")) for stage in range(3))
+    for rebalance in (True, False):
+        spec = job("allreduce", pipeline={"stages": 3, "rebalance": rebalance}, outer={})
+        resolved, _ = choose(spec, basis_of(pool, spec))
+        whole = Play(pool, Plan(resolved.split, places, 2, resolved.overlap), workload(CutBound(pool, resolved)))
+        whole.watch()
+        whole.run_until(600.0)
+        assert (whole.counts["moves"] > 0) is rebalance
+
+
+# The plan -------------------------------------------------------------------------------------------------------------
+
+JOB = """
+name = "t"
+model.config = { hidden_size = 256, num_hidden_layers = 4, num_attention_heads = 4, vocab_size = 8192 }
+data = { source = "x", sequence_length = 512 }
+training = { global_batch_sequences = 24, microbatch_sequences = 1 }
+pipeline.stages = 1
+"""
+POOL = 'schema = "swarm.pool/1"\n' + "".join(
+    f'[[peer]]\nname = "{site}"\ncount = 4\nspeed = {speed}\nsite = "{site}"\nup = "1Gbit"\ndown = "1Gbit"\n'
+    for site, speed in (("lyon", 4e9), ("oslo", 3e9))
+)
+
+
+def planned(folder: Path, *flags: str, between: str = "0.02", pool: str = POOL) -> str:
+    (folder / "job.toml").write_text(JOB)
+    (folder / "bandwidth.csv").write_text(f",lyon,oslo\nlyon,,{between}\noslo,{between},\n")
+    (folder / "pool.toml").write_text(pool + ('[links]\nbandwidth_gbps = "bandwidth.csv"\n' if "oslo" in pool else ""))
+    words = [str(folder / "job.toml"), "--pool", str(folder / "pool.toml"), "--effort", "500", *flags]
+    made = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    return made.output
+
+
+def test_a_plan_of_islands_names_their_places_leases_and_exchanges_and_is_simulated(tmp_path: Path) -> None:
+    flags = ("--set", "averaging.mode=diloco")
+    first, *rows = planned(tmp_path, *flags).splitlines()
+    assert re.match(r"2 islands of \d stages? of .* 8 of 8 peers: [\d,]+ tokens/s \(played, ±\d+ %\)", first)
+    assert any(re.match(r"0 of island 1 .* oslo 4 ", row) for row in rows)
+    assert any(re.match(r"leases +of a step of [\d.]+ s lyon 5\d%, oslo 4\d%", row) for row in rows), rows
+    assert any(
+        re.match(r"exchange +.* by the bound, 1 time in 50 steps, each of which islands wait", row) for row in rows
+    )
+    assert "\ntoo short  averaging.timeout_s = 60: " in planned(tmp_path, *flags, between="0.001")
+    (tmp_path / "plan.json").write_text(planned(tmp_path, *flags, "-o", "json"))
+    _, plan = read_plan(tmp_path / "plan.json")
+    assert plan.islands == 2
+    assert "this plan +0 %" in planned(tmp_path, *flags, "--compare", str(tmp_path / "plan.json"))
+    made = simulation(sites(), job(pipeline={"stages": 2}), (), 0).run(0.1, lambda _: None)
+    assert made["tokens_per_s"] > 0
+    assert made["cut"].startswith("2 islands of 2 stages of ")
+
+
+def test_a_plan_says_what_islands_would_bring_where_two_sites_can_each_serve_the_job(tmp_path: Path) -> None:
+    told = {}
+    for between in ("0.02", "10"):
+        text = planned(tmp_path, "-o", "json", between=between)
+        (line,) = [reason for reason in json.loads(text)["reasons"] if reason.startswith("islands: ")]
+        found = re.fullmatch(r'islands: 2 with .* = "diloco": [\d,]+ tokens/s \(played\), ([\d.]+) times.*; (.*)', line)
+        assert found, line
+        told[between] = float(found[1]), found[2]
+    assert told["0.02"][0] > 1.3 > told["10"][0]
+    assert told["0.02"][1] == "docs/islands.md says what they cost in loss"
+    assert told["10"][1] == "not worth what they cost in loss"
+    assert "islands" not in planned(tmp_path, pool=POOL.partition('[[peer]]\nname = "oslo"')[0])
+
+
+@pytest.mark.parametrize(("mode", "shares"), [("diloco", "speed"), ("streaming", "equal"), ("gaia", "speed")])
+def test_what_is_played_of_islands_is_no_better_than_their_bound(mode: str, shares: str) -> None:
+    """Chance may lift a play a little."""
+    pool, spec = sites(slower=2.0, between=2e8), job(mode, islands={"shares": shares})
+    plan = best(pool, spec)
+    bound = again(pool, spec, plan)
+    assert plan.predicted is not None
+    assert bound.predicted is not None
+    assert (plan.predicted.by, bound.predicted.by) == ("played", "bound")
+    assert 0.5 < plan.predicted.tokens_per_s / bound.predicted.tokens_per_s < 1.03
+
+
+@pytest.mark.parametrize(
+    ("pool", "spec", "told"),
+    [
+        (equals(8), job(islands={"count": 9}, training={"global_batch_sequences": 18}), "islands.count does not work"),
+        (sites(each=1), job(limits={"min_replicas": 2}), "the job cannot begin"),
+    ],
+)
+def test_islands_that_a_scheduler_refuses_are_not_planned(pool: PeerPool, spec: JobSpec, told: str) -> None:
+    with pytest.raises(SwarmError, match=told):
+        best(pool, spec)
+    with pytest.raises(SwarmError, match=told):
+        simulation(pool, spec, (), 0)
