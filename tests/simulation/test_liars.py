@@ -6,6 +6,7 @@ import asyncio
 import re
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
@@ -106,13 +107,18 @@ def test_honest_replicas_are_not_accused_although_some_are_lost(tmp_path: Path) 
 
 @pytest.mark.parametrize("codec_name", ["int8", *others("none")])
 def test_a_false_part_does_not_spoil_what_is_learned_where_parts_are_clipped(tmp_path: Path, codec_name: str) -> None:
+    """How much falls to the liar is chance, which matters where parts are clipped: the median of three plays."""
     loss: dict[tuple[str, Poison], float] = {}
-    for aggregate, poison in (("mean", "none"), ("mean", "scale"), ("centered_clip", "scale")):
+    plays: dict[tuple[str, Poison], int] = {("mean", "none"): 1, ("mean", "scale"): 1, ("centered_clip", "scale"): 3}
+    for (aggregate, poison), count in plays.items():
         spec = clipped_spec(tmp_path, aggregate, training__steps=10, averaging__compression=codec_name)
         tokens = Tokens.make(tmp_path, spec)
-        outcome = play(spec, tokens, "zeros", 0.0, 1, peers=8, stage=1, build=poisoning(poison))
-        assert (outcome.state, outcome.accused) == (JobState.SUCCEEDED, ()), outcome.reason
-        loss[aggregate, poison] = outcome.loss
+        made = [
+            play(spec, tokens, "zeros", 0.0, seed, peers=8, stage=1, build=poisoning(poison))
+            for seed in range(1, 1 + count)
+        ]
+        assert all((one.state, one.accused) == (JobState.SUCCEEDED, ()) for one in made), made
+        loss[aggregate, poison] = median(one.loss for one in made)
     assert loss["centered_clip", "scale"] < loss["mean", "none"] + 0.3 * SPOILT
     assert loss["mean", "scale"] > loss["mean", "none"] + SPOILT
 

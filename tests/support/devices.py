@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from stage_server.device import Timed
+from swarm.model.stage import Stage
+from swarm.types import Microbatch
 
 if TYPE_CHECKING:
     import pytest  # benchmarks use this module without it
@@ -25,6 +27,7 @@ class InlineDevice:
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self.name = torch.device("cpu")
+        self._share = 1.0  # of `seconds()`: what the work that runs now takes
         self._seconds = seconds
         self._turn = asyncio.Lock()
 
@@ -32,8 +35,24 @@ class InlineDevice:
         return asyncio.ensure_future(self._after(work(), 0.0))
 
     def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
-        seconds = self._seconds()
-        return asyncio.ensure_future(self._after(Timed(work(), seconds), seconds))
+        seconds, self._share = self._seconds(), 1.0
+        result = work()
+        seconds *= self._share
+        return asyncio.ensure_future(self._after(Timed(result, seconds), seconds))
+
+    def halving(self, stage: Stage) -> Stage:
+        """Let dx alone, and the gradients of the weights alone, take half as long as a backward of this stage."""
+
+        def backward(*given: Any, keep: bool = False, **named: Any) -> Any:
+            self._share = 0.5 if keep else 1.0
+            return type(stage).backward(stage, *given, keep=keep, **named)
+
+        def weigh(microbatch: Microbatch) -> bool:
+            self._share = 0.5
+            return type(stage).weigh(stage, microbatch)
+
+        stage.backward, stage.weigh = backward, weigh  # type: ignore[method-assign]
+        return stage
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
         return asyncio.ensure_future(_beside(work(), ASIDE_SHARE * self._seconds()))

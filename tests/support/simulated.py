@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -282,6 +283,10 @@ class Rig:
         async def find() -> str:
             return SCHEDULER
 
+        def build(*given: Any, **named: Any) -> Stage:
+            return device.halving(made(*given, **named))
+
+        made = self.build
         gate = None if self.members is None else self.members.gate(peer, lambda: server.place)
         self.server_metrics.append(StageServerMetrics("0", PROTOCOL_VERSION))
         ports = ServerPorts(
@@ -295,7 +300,7 @@ class Rig:
             passes=gate,
         )
         budget = MemoryBudget(self.hold_bytes, Memory(memory_bytes, host_bytes))
-        server = StageServer(identity, ports, ServerSettings(budget=budget, build=self.build, hub=self.hub))
+        server = StageServer(identity, ports, ServerSettings(budget=budget, build=build, hub=self.hub))
         self.network.add_receiver(identity.address, server, donor=server)
         self.servers[peer] = tasks.create_task(self._serve(peer, server))
 
