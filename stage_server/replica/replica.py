@@ -115,7 +115,7 @@ class Replica:
         self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
         self._deliveries = Deliveries(ports, self.links)
         self._reports = Reports(loaded, ports)
-        self._side = SideWorker(assignment, stage, self.cells, self._deliveries, ports, self._ready)
+        self._side = SideWorker(assignment, stage, self.cells, self._deliveries, ports, self._ready, self._worked)
         self._commitments = Commitments(is_on=spec.trust.hashes_hops)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness + assignment.course.steps_ahead)
         leftovers = ErrorFeedback(spec.averaging.compression)
@@ -253,8 +253,8 @@ class Replica:
         except SwarmError as error:
             self._reports.fail(error)
             return
-        self._metrics.device_busy(applied.seconds)
-        self._splitting.committed(asyncio.get_running_loop().time(), applied.seconds)
+        self._worked(applied.seconds)
+        self._splitting.committed(asyncio.get_running_loop().time())
         self.donor.committed(*applied.result)
         self._reports.tell(command, self._stage)
 
@@ -405,6 +405,11 @@ class Replica:
             self._carry_out(self.cells.computed_forward(work, value, done.seconds, waited_s))
         else:
             self._carry_out(self.cells.computed_backward(work, bool(value), done.seconds, waited_s))
+
+    def _worked(self, seconds: float) -> None:
+        """The device worked for something else than a microbatch."""
+        self._metrics.device_busy(seconds)
+        self._splitting.worked(seconds)
 
     async def _compute_other(self) -> bool:
         """A check or an evaluation (scheduler/brain/routing/evaluation.py); False if none is ready."""

@@ -83,7 +83,7 @@ class _Recounting:
 
 
 class SideWorker:
-    """The side work of one replica; `ready` wakes the compute loop."""
+    """The side work of one replica; `ready` wakes the compute loop, `worked` hears the seconds of the device."""
 
     def __init__(
         self,
@@ -93,6 +93,7 @@ class SideWorker:
         deliveries: Deliveries,
         ports: ReplicaPorts,
         ready: asyncio.Event,
+        worked: Callable[[float], None],
     ) -> None:
         self._me, self._course = assignment.me, assignment.course
         self.table = SideWork[_Input](cells, self._me.peer, self._me.incarnation)
@@ -100,7 +101,7 @@ class SideWorker:
         self._length, self._codec = assignment.spec.data.sequence_length, assignment.spec.unmeasured_compression
         self._deliveries = deliveries
         self._ports = ports
-        self._ready = ready
+        self._ready, self._worked = ready, worked
         self._early = EarlyInputs[EvaluationBatch, tuple[EvaluationBoundary, memoryview]](lambda batch: batch)
         self._recounts: dict[int, _Recounting] = {}  # by step
 
@@ -212,7 +213,7 @@ class SideWorker:
 
         done = await self._ports.device.timed(forward)
         packed, loss = done.result
-        self._ports.metrics.device_busy(done.seconds)
+        self._worked(done.seconds)
         if not self.table.is_current(task):
             return
         if packed is None:
@@ -251,7 +252,7 @@ class SideWorker:
             self._ports.emit(Checked(microbatch, stage, number, True, 0.0, (), error.message))
             return
         y, dx, loss, finite = done.result
-        self._ports.metrics.device_busy(done.seconds)
+        self._worked(done.seconds)
         digests = (x.digest, _digest(y), g.digest, _digest(dx))
         self._ports.emit(Checked(microbatch, stage, number, finite, loss, digests))
         if recounting is not None:
