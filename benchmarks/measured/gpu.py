@@ -9,6 +9,7 @@ Its parts come in the order of what they tell for their time, and each prints it
     codecs      the GPU decodes each codec to the bits of the host
     streams     1 GiB to the device and back, alone and beside matrix products: do they overlap?
     stage       one stage in this process: milliseconds of each piece of its work
+    joiner      a second one takes over its state, half of it from before a commit: the digest must be equal
     bits        a small Llama, trained in reproducible mode by stage servers that share the GPU and by `train-local` on
                 it, in float32: the sha256 of the weights must be equal
     speed       a Llama of about 1 B parameters, for the first number of `--stages`:
@@ -43,7 +44,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TextIO, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 import torch
 from rich.console import Console
@@ -156,6 +157,7 @@ def parts(options: argparse.Namespace, device: torch.device, folder: Path) -> di
         "codecs": _codecs(device),
         "streams": _streams(options, device),
         "stage": _stage(_cut(options, first), device, folder / "stage"),
+        "joiner": _joiner(_cut(options, first), device, folder / "joiner"),
         "bits": _same_bits(_cut(options, first), device, [("float32", "none")]),
         "speed": _speeds(options, [1, first], device, folder / "speed", speeds),
         "dtypes": _same_bits(
@@ -309,6 +311,29 @@ def _pieces(spec: JobSpec, last: int, device: torch.device) -> dict[str, float]:
         "apply": lambda: stage.apply(0, there, learning_rate=1e-3, scale=1.0, skip=False),
     }
     return {name: _seconds(work, device, rounds=1) for name, work in works.items()}
+
+
+def _joiner(options: argparse.Namespace, device: torch.device, folder: Path) -> Lines:
+    """Milliseconds of each piece of joining; every other parameter comes from before a commit, which is replayed."""
+    spec, _ = job_of(options, _made(folder), config={} if options.quick else CONFIG, training={"reproducible": True})
+    configure(device, threads=options.threads, reproducible=True)
+    donor, joiner = (Stage(spec, options.stages - 1, device) for _ in range(2))
+    names = [name for name, _ in donor.parameter_sizes()]
+    means = {unit: torch.full((layout.elements,), 1e-3) for unit, layout in donor.units.items()}
+    parts, given = {0: names[::2], 1: names[1::2]}, dict[int, bytes]()  # by version
+    commit: dict[str, Any] = {"learning_rate": 1e-3, "scale": 1.0, "skip": False}
+    works: dict[str, Callable[[], object]] = {
+        "snapshot of a half": lambda: given.update({0: donor.snapshot(parts[0])}),
+        "apply": lambda: donor.apply(0, means, **commit),
+        "of the other half": lambda: given.update({1: donor.snapshot(parts[1])}),
+        "absorb": lambda: [joiner.absorb(parts[version], version, memoryview(given[version])) for version in parts],
+        "replay": lambda: joiner.replay(0, parts[0], donor.places.gradients_of(means), **commit),
+    }
+    yield ", ".join(f"{name} {_seconds(work, device, rounds=1) * 1e3:.1f} ms" for name, work in works.items())
+    ours, theirs = joiner.settle(1), donor.digest()
+    yield f"its state {ours[:16]}, the donor's {theirs[:16]}: {verdict(ours, theirs)}"
+    if ours != theirs:
+        raise AssertionError("the joiner's state is not the donor's")
 
 
 def _same_bits(options: argparse.Namespace, device: torch.device, ways: Sequence[tuple[str, str]]) -> Lines:

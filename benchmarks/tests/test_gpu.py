@@ -18,6 +18,7 @@ from benchmarks.measured.gpu import (
     SMALL,
     Speed,
     _bits,
+    _joiner,
     _plain_torch,
     _whole,
     decoded_otherwise,
@@ -75,6 +76,13 @@ def test_the_same_layers_learn_without_a_swarm(tmp_path: Path) -> None:
 def test_stage_servers_that_share_a_device_give_the_bits_of_one_process(stages: int, compression: str) -> None:
     ours, theirs = _bits(Namespace(**vars(OPTIONS) | {"stages": stages}), CPU, "float32", compression)
     assert ours == theirs != ""
+
+
+def test_a_joiner_that_took_half_of_its_state_before_a_commit_has_the_bits_of_its_donor(tmp_path: Path) -> None:
+    options = Namespace(**vars(OPTIONS) | {"quick": True})
+    pieces, digests = _joiner(options, CPU, tmp_path / "joiner")
+    assert "replay" in pieces
+    assert digests.endswith("the same bits")
 
 
 def test_pipelines_of_torch_and_of_a_swarm_learn_what_one_process_learns(tmp_path: Path) -> None:
