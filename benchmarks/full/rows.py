@@ -15,7 +15,7 @@ from benchmarks.full.measures import Measure, Row, Run, Values
 from benchmarks.full.results import Value
 from benchmarks.learning.convergence import AUTO, SYNCHRONOUS
 from benchmarks.models import flow
-from benchmarks.models.time_to_loss import SYNCHRONOUS_LOOKAHEAD
+from benchmarks.models.time_to_loss import SPLIT, SYNCHRONOUS_LOOKAHEAD
 
 # L: learning ----------------------------------------------------------------------------------------------------------
 
@@ -31,6 +31,7 @@ AIMS_SYNCHRONOUS, AIMS_ADAMW = {"2": 1.08, "4": 1.2, "8": 1.3}, {"2": 1.2, "4": 
 OPPONENTS = {
     "ours": ("our best synchronous", SYNCHRONOUS_LOOKAHEAD.name, AIMS_SYNCHRONOUS),
     "adamw": ("synchronous AdamW", SYNCHRONOUS.name, AIMS_ADAMW),
+    "split": ("our best synchronous, backwards split", SPLIT, dict.fromkeys(BUBBLES)),
 }
 LINK_LOSS = Run(
     "benchmarks.learning.loss_over_link --link 100:20 --output json", "--seeds 1 --steps 160", "--seeds 3 --steps 240"

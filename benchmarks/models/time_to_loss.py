@@ -5,7 +5,8 @@
 
 A step's time is that of `benchmarks.models.bubbles`, which needs no learning; a loss after so many steps is that of
 `benchmarks.learning.convergence`, which needs no clock. A step before `pipeline.sync_steps` takes as long as a
-synchronous one. What 1F1B does is "synchronous AdamW": it has the same idle time and the same updates.
+synchronous one. What 1F1B does is "synchronous AdamW": it has the same idle time and the same updates. So the
+synchronous ways compute a backward in one call, and all others split it, as does "synchronous, lookahead, split".
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -25,8 +27,14 @@ from benchmarks.models.bubbles import STAGES, Shape, step_units
 from benchmarks.tables import markdown, publish
 
 SYNCHRONOUS_LOOKAHEAD = next(way for way in WAYS if way.name == "synchronous, lookahead")
+SPLIT = f"{SYNCHRONOUS_LOOKAHEAD.name}, split"
+OPPONENTS = (SYNCHRONOUS.name, SYNCHRONOUS_LOOKAHEAD.name, SPLIT)
 GOALS = (0.75, 1.0)  # the loss of synchronous AdamW after this share of its tokens
 MARKS = ("<!-- modelled -->", "<!-- modelled end -->")
+
+
+StepUnits: TypeAlias = Callable[[bool, int], float]
+"""A step's time by whether its backwards are computed in one call each, and by its late microbatches."""
 
 
 def units_to(run: Run, loss: float, step_units_of: Callable[[int], float]) -> float | None:
@@ -48,13 +56,11 @@ def speedup(ours: list[float | None], theirs: list[float | None]) -> str:
     return f"{mean(other / one for one, other in pairs):.2f}" if len(pairs) == len(ours) else "never"
 
 
-def rows(
-    runs: dict[tuple[Way, float], list[Run]], goal: float, step_units_of: Callable[[int], float]
-) -> Iterator[list[str]]:
-    """For each way: how many times as fast as synchronous AdamW, and as the synchronous form of the default."""
+def rows(runs: dict[tuple[Way, float], list[Run]], goal: float, step_units_of: StepUnits) -> Iterator[list[str]]:
+    """For each way: how many times as fast as each of OPPONENTS."""
     times = by_seed(runs, goal, step_units_of)
     for name, ours in times.items():
-        yield [name, *(speedup(ours, times[way.name]) for way in (SYNCHRONOUS, SYNCHRONOUS_LOOKAHEAD))]
+        yield [name, *(speedup(ours, times[other]) for other in OPPONENTS)]
 
 
 def measured(runs: dict[tuple[Way, float], list[Run]]) -> list[Way]:
@@ -63,14 +69,17 @@ def measured(runs: dict[tuple[Way, float], list[Run]]) -> list[Way]:
 
 
 def by_seed(
-    runs: dict[tuple[Way, float], list[Run]], goal: float, step_units_of: Callable[[int], float]
+    runs: dict[tuple[Way, float], list[Run]], goal: float, step_units_of: StepUnits
 ) -> dict[str, list[float | None]]:
-    """For each way and seed how long it takes, in units of `step_units_of`; None: it never arrives."""
+    """For each way, and for SPLIT, how long each seed takes, in units of `step_units_of`; None: it never arrives."""
     goals = [run.at(goal) for run in best(runs, SYNCHRONOUS)[1]]
-    return {
-        way.name: [units_to(run, loss, step_units_of) for run, loss in zip(best(runs, way)[1], goals, strict=True)]
-        for way in measured(runs)
-    }
+
+    def times(way: Way, whole: bool) -> list[float | None]:
+        pairs = zip(best(runs, way)[1], goals, strict=True)
+        return [units_to(run, loss, partial(step_units_of, whole)) for run, loss in pairs]
+
+    found = {way.name: times(way, ("overlap", 0) in way.pipeline) for way in measured(runs)}
+    return found | {SPLIT: times(SYNCHRONOUS_LOOKAHEAD, False)}
 
 
 def main() -> None:
@@ -82,31 +91,31 @@ def main() -> None:
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     runs = saved(arguments.runs)
-    shapes = [Shape(stages) for stages in arguments.stages]
-    overlaps = {run.overlap for made in runs.values() for run in made} | {0}
-    units = {(shape, overlap): step_units(shape, overlap) for shape in shapes for overlap in sorted(overlaps)}
     if arguments.output == "json":
-        print(json.dumps(_times(runs, shapes, units)))
+        print(json.dumps(_times(runs, arguments.stages)))
         return
-    columns: dict[str, list[str]] = {way.name: [] for way in measured(runs)}
+    columns: dict[str, list[str]] = {}
     header = ["way"]
-    for shape in shapes:
+    for stages in arguments.stages:
         for goal in GOALS:
-            header.append(f"{shape.stages} stages (idle {shape.bubble:.0%}), to {goal:.0%}")
-            for name, *ratios in rows(runs, goal, lambda overlap, shape=shape: units[shape, overlap]):  # type: ignore[misc]
-                columns[name].append(" / ".join(ratios))
+            header.append(f"{stages} stages (idle {Shape(stages).bubble:.0%}), to {goal:.0%}")
+            for name, *ratios in rows(runs, goal, partial(modelled_units, stages)):
+                columns.setdefault(name, []).append(" / ".join(ratios))
     text = markdown(header, iter([[name, *cells] for name, cells in columns.items()]))
     publish(text, arguments.table, MARKS)
 
 
-def _times(runs: dict[tuple[Way, float], list[Run]], shapes: list[Shape], units: dict[tuple[Shape, int], float]) -> Any:
+@cache
+def modelled_units(stages: int, whole: bool, overlap: int) -> float:
+    """A step's time in a pipeline of so many stages."""
+    return step_units(Shape(stages, whole=whole), overlap)
+
+
+def _times(runs: dict[tuple[Way, float], list[Run]], numbers: Sequence[int]) -> Any:
     """All that the table is made of: times by number of stages and goal, and the losses at the end."""
     times = {
-        shape.stages: {
-            f"{goal:.0%}": by_seed(runs, goal, lambda overlap, shape=shape: units[shape, overlap])  # type: ignore[misc]
-            for goal in GOALS
-        }
-        for shape in shapes
+        stages: {f"{goal:.0%}": by_seed(runs, goal, partial(modelled_units, stages)) for goal in GOALS}
+        for stages in numbers
     }
     losses = {way.name: [run.at(1.0) for run in best(runs, way)[1]] for way in measured(runs)}
     return {"times": times, "losses": losses}

@@ -26,6 +26,7 @@ from benchmarks.full.plots import AIMS, SPEEDS, shows, write_plots
 from benchmarks.full.results import Circumstances, Found, read, write
 from benchmarks.full.rows import BUBBLES, CHOSEN, LENGTHS, PAPERS, ROWS
 from benchmarks.models.bubbles import Shape
+from benchmarks.models.time_to_loss import SPLIT
 
 ROOT = Path(__file__).parents[2]
 HERE = Circumstances("2026-01-02 03:04", 2, "a processor", 0.5)
@@ -46,7 +47,7 @@ WAYS = (
     "wholelap",
 )
 ROUND = {"rounds": [{"ways": dict.fromkeys(WAYS, TIMED)}] * 2}
-NAMES = ("synchronous AdamW", "synchronous, lookahead", "a quarter late", "half late (auto)")
+NAMES = ("synchronous AdamW", "synchronous, lookahead", SPLIT, "a quarter late", "half late (auto)")
 GOALS = {goal: {name: [2.0, None] for name in NAMES} for goal in ("75%", "100%")}
 MODELLED = {"times": dict.fromkeys(("2", "4", "8"), GOALS), "losses": {name: [2.0, 2.0] for name in NAMES}}
 SIZE = {f"gRPC, {count} in flight": [{"gigabytes_per_s": count / 10}] * 2 for count in (1, 4, 8)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.learning.convergence import SYNCHRONOUS, WAYS, Run, Way, save, saved
-from benchmarks.models.time_to_loss import rows, speedup, units_to
+from benchmarks.models.time_to_loss import SPLIT, rows, speedup, units_to
 
 UNITS = {0: 10.0, 4: 5.0, 8: 4.0}
 SLOW = Run(tuple(float(100 - step) for step in range(100)), sync_steps=10, overlap=0)
@@ -29,12 +29,16 @@ def test_a_way_of_which_one_seed_never_arrives_has_no_speedup() -> None:
     assert speedup([1.0, None], [2.0, 4.0]) == "never"
 
 
-def test_each_way_stands_beside_both_synchronous_ones(tmp_path: Path) -> None:
+def test_each_way_stands_beside_the_synchronous_ones_and_only_they_compute_a_backward_in_one_call(
+    tmp_path: Path,
+) -> None:
     """With equal losses only the time of a step counts; runs come back from a file as they were."""
     runs = runs_of({"half late (auto)": LATE, "all late, lookahead": NEVER})
     save(tmp_path / "runs.json", runs)
     assert saved(tmp_path / "runs.json") == runs
-    shown = {name: ratios for name, *ratios in rows(runs, 1.0, UNITS.__getitem__)}
-    assert shown[SYNCHRONOUS.name] == ["1.00", "1.00"]
-    assert shown["half late (auto)"] == ["1.82", "1.82"]  # 1000 / (100 + 90 x 5)
-    assert shown["all late, lookahead"] == ["never", "never"]
+    shown = {name: ratios for name, *ratios in rows(runs, 1.0, lambda whole, late: UNITS[late] + 2.0 * whole)}
+    assert shown[SYNCHRONOUS.name] == ["1.00", "1.00", "0.83"]
+    assert shown["synchronous, lookahead, split"] == ["1.20", "1.20", "1.00"]
+    assert shown["half late (auto)"] == ["2.18", "2.18", "1.82"]  # of 1200 and 1000, in 100 + 90 x 5
+    assert shown["all late, lookahead"] == ["never", "never", "never"]
+    assert list(shown) == [*(way.name for way in WAYS), SPLIT]
