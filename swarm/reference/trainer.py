@@ -168,7 +168,6 @@ def train_local(
         if on_commit is not None:
             on_commit([islands[number] for number in reports], report)
         is_level = outer is None or outer.is_level
-        holds_outer = is_level and min(reports) not in owing
         if report.skipped and spec.limits.on_nonfinite == "pause" and not pauses:
             pauses = f'the gradient of step {step} is not finite, and limits.on_nonfinite = "pause"'
         if pauses and is_level and report.is_whole:
@@ -176,10 +175,11 @@ def train_local(
             raise JobFailed(pauses, hint=hint)
         due = evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
         evaluates = (evaluates or due) and batches.evaluation_microbatches > 0
-        # The outer weights, once the islands hold them; if they never do, the weights of the first island as they are.
-        if evaluates and (holds_outer or (outer is not None and outer.streams)):
-            evaluates = False
-            evaluations.append(evaluate(stages, share, batches, step + 1))
+        # The outer weights, once islands hold them; if they never do, the weights of the first island as they are.
+        streams = outer is not None and outer.streams
+        if evaluates and (is_level or streams):
+            evaluates, holder = False, min(reports if streams else reports.keys() - owing)
+            evaluations.append(evaluate(islands[holder], share, batches, step + 1))
             if on_evaluation is not None:
                 on_evaluation(evaluations[-1])
     return Trained(tuple(losses), tuple(stages), sha256_of(stages), tuple(evaluations))
