@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, groupby
 from typing import Generic, Literal, NewType, TypeAlias, TypeVar
@@ -173,18 +173,22 @@ class Memory:
 
     def holds(self, need: Memory) -> bool:
         """Whether this offer has room for `need`; an offer that is not known holds anything."""
-        return not self.lacking(need).total_bytes
+        device_bytes, host_bytes = need._beside(self)
+        return not self.device_bytes or (device_bytes <= self.device_bytes and host_bytes <= self.host_bytes)
 
     def lacking(self, need: Memory) -> Memory:
         """What each memory of this offer is too small by."""
         if not self.device_bytes:
             return Memory()
-        device_bytes, host_bytes = astuple(need.beside(self))
+        device_bytes, host_bytes = need._beside(self)
         return Memory(max(0, device_bytes - self.device_bytes), max(0, host_bytes - self.host_bytes))
 
     def beside(self, offer: Memory) -> Memory:
         """This need as a machine with such memories has it: one sum where the device is the host."""
-        return self if offer.host_bytes else Memory(self.total_bytes)
+        return Memory(*self._beside(offer))
+
+    def _beside(self, offer: Memory) -> tuple[int, int]:
+        return (self.device_bytes, self.host_bytes) if offer.host_bytes else (self.device_bytes + self.host_bytes, 0)
 
     def __str__(self) -> str:
         """24.0 GiB; with two memories 24.0 GiB on the device and 32.0 GiB of host memory."""
