@@ -146,6 +146,9 @@ class Peer:
     site: str = ""  # where it is, as its owner named the place
     links: tuple[Link, ...] = ()  # to others, while it serves a job
     host_bytes: int = 0  # of host memory; 0: the device is the host
+    multiply_adds_per_s: float = 0.0  # of a forward, over the time of forward and backward; 0: not known
+    up_bytes_per_s: float = 0.0  # of its line, as it measured itself
+    down_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         digits = len(str(ISLANDS_MAX))

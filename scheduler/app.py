@@ -146,6 +146,7 @@ async def serve(options: SchedulerOptions) -> None:
         if presence is not None:
             tasks.create_task(presence.hold())
         scheduler.start()
+        tasks.create_task(scheduler.peers.calibrate())
         registry = scheduler.jobs.registry
         for upkeep in (watch.run(), tidy(registry, membership, ports), show(registry, ports, options.data_dir, look)):
             tasks.create_task(upkeep)

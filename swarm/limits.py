@@ -65,6 +65,7 @@ RPCS_MAX = 16_384  # calls that one process answers at a time
 CONNECTIONS_TAKEN_MAX = 8192  # of gRPC, at a port; never more than half of what the process may open
 HANDSHAKE_S_MAX = 10.0  # of gRPC
 RELAYS_MAX = 64
+LINE_BYTES_MAX = 4 << 20  # of a file by which an idle stage server measures its line
 RELAY_LINKS_MAX, RELAY_LINKS_OF_ONE_MAX = 64, 16  # to one stage server, at one relay; from one other
 RELAY_CHUNK_BYTES = 256 << 10  # of one message through a relay
 RELAY_IDLE_S_MAX = 60.0  # of a link; the ends ping each other each second

@@ -6,19 +6,17 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import typer
 
 from client.connection import dial
 from client.flags import offers
-from client.records import Job, Peer, record
+from client.records import Peer, record
 from client.shell import Shell
 from client.views import links_table, peer_values, peers_table
 from swarm.errors import INTERRUPTED, DeadlinePassed, SchedulerUnreachable, UsageError
-from swarm.job.partition import microbatch_tokens, stage_flops
-from swarm.job.spec import spec_from_json
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
@@ -71,8 +69,7 @@ def peers(
     if action == "pool":
         with dial(shell) as scheduler:
             views = [view for view in scheduler.peers() if view.state not in (PeerState.GONE, RELAY)]
-            jobs = {job: scheduler.get(job) for job in sorted({view.job for view in views if view.job})}
-        print("\n".join(pool_lines(views, jobs)))
+        print("\n".join(pool_lines(views)))
         return 0
     states = [*PeerState, RELAY]
     if state and state not in states:
@@ -98,37 +95,29 @@ def show_peers(shell: Shell, stage: int, state: str, *, links: bool) -> None:
         shell.say(f"no stage servers; start one with: swarm stage-server --scheduler {shell.scheduler}")
 
 
-def pool_lines(peers: Sequence[Peer], jobs: Mapping[str, Job]) -> Iterator[str]:
+def pool_lines(peers: Sequence[Peer]) -> Iterator[str]:
     """A pool file (scheduler/planning/pool.py) of these stage servers; what is not known is commented out.
 
-    The speed is known of those at work in one of the `jobs`. A rate that was seen on a link is no limit of the line.
+    A rate that was seen on a link is no limit of the line.
     """
     yield 'schema = "swarm.pool/1"'
-    for peer in sorted(peers, key=lambda one: (one.site, one.id)):
+    for peer in sorted(peers, key=lambda peer: (peer.site, peer.id)):
         yield "\n[[peer]]"
         yield f'name = "{peer.id}"'
         yield f'device = "{peer.device.partition(":")[0] or "cpu"}"'
         yield f'memory = "{peer.memory_bytes}B"' if peer.memory_bytes else '# memory = "24GiB"'
         yield f'host_memory = "{peer.host_bytes}B"' if peer.host_bytes else '# host_memory = "64GiB"'
         yield f'site = "{peer.site}"' if peer.site else '# site = "oregon"'
-        speed = _multiply_adds_per_s(peer, jobs.get(peer.job))
-        yield f"speed = {speed:.4g}" if speed else "# speed = 2.1e12  # multiply-adds of a forward per second"
+        speed = peer.multiply_adds_per_s
+        yield f"speed = {speed:.4g}" if speed > 0 else "# speed = 2.1e12  # multiply-adds of a forward per second"
         seen = max((8e-6 * link.bytes_per_s for link in peer.links), default=0.0)
-        yield f'# up = "{seen:.1f}Mbit"  # at least: this was seen' if seen else '# up = "200Mbit"'
-        yield '# down = "200Mbit"'
+        if (up := 8e-6 * peer.up_bytes_per_s) > 0:
+            yield f'up = "{max(up, seen):.3f}Mbit"'
+        else:
+            yield f'# up = "{seen:.1f}Mbit"  # at least: this was seen' if seen else '# up = "200Mbit"'
+        yield f'down = "{8e-6 * peer.down_bytes_per_s:.3f}Mbit"' if peer.down_bytes_per_s > 0 else '# down = "200Mbit"'
         yield "# price_per_hour = 0.35"
     yield '\n# [links]\n# delay_ms = "delay.csv"\n# bandwidth_gbps = "bandwidth.csv"\n# measured = "2026-11-20"'
-
-
-def _multiply_adds_per_s(peer: Peer, job: Job | None) -> float:
-    """Of a forward, over the time of forward and backward; 0 if it was not measured."""
-    if job is None or not peer.pace_s > 0:
-        return 0.0
-    spec = spec_from_json(job.spec_json)
-    if spec.pipeline.split == "auto" or spec.training.microbatch_sequences == "auto":
-        return 0.0  # no scheduler of ours keeps it so
-    flops = stage_flops(spec, spec.split)
-    return microbatch_tokens(spec) * flops[peer.stage] / peer.pace_s if 0 <= peer.stage < len(flops) else 0.0
 
 
 def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:

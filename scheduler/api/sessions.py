@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import unquote
 
-from scheduler.brain.fleet.membership import Membership
+from scheduler.brain.fleet.membership import CALIBRATING, Membership
 from scheduler.brain.members.enrolment import Member
 from scheduler.jobs.listener import JobTransfer, PeerListener
 from scheduler.jobs.ports import SchedulerPorts
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, StaleMessage, SwarmError
 from swarm.limits import (
     INCARNATION_AHEAD_S,
+    LINE_BYTES_MAX,
     PEERS_MAX,
     SESSIONS_AT_ONCE,
     SESSIONS_OF_ONE_AT_ONCE,
@@ -35,7 +36,7 @@ from swarm.process.logs import Logger
 from swarm.rpc.guard import check_caller
 from swarm.rpc.session import CONNECTION
 from swarm.text import UNIX_S_MAX, is_address, is_loopback, utc
-from swarm.types import PROTOCOL_VERSION, PeerId, PeerState
+from swarm.types import NO_JOB, PROTOCOL_VERSION, PeerId, PeerState
 from swarm.wire.messages import Command, Event, FetchRequest, Hello, StoreHeader, Welcome
 
 # A peer that leaves this many commands unread has stopped reading.
@@ -43,6 +44,7 @@ COMMANDS_WAITING_MAX = 8192
 HELLO_S_MAX = 10.0
 TICK_S = 0.25
 HEARTBEAT_S = 1.0  # how often a stage server says that it is there
+CHUNK_BYTES = 1 << 20  # of a file by which a line is measured
 STOOD_STILL_S = 0.5  # a tick that is late by more than this says that this process did not run
 
 
@@ -178,6 +180,11 @@ class Sessions:
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a stage's weights from a peer that has a session and serves that stage."""
         self._check_store(header)
+        if header.job == NO_JOB:
+            self._check_line(header.peer, header.total_bytes)
+            async for _ in chunks:
+                pass
+            return "measured"
         return await self._transfer.store(header, chunks)
 
     def _check_store(self, header: StoreHeader) -> None:
@@ -187,7 +194,7 @@ class Sessions:
         if session is None or (session.incarnation, session.connection) != (header.incarnation, connection):
             raise StaleMessage(f"{header.peer} has no session; attach before storing")
         known = self._membership.get(header.peer)
-        if known is None or (known.job, known.stage) != (header.job, header.stage):
+        if known is None or known.job != header.job or (header.job and known.stage != header.stage):
             raise Refused(f"{header.peer} does not serve stage {header.stage} of job {header.job}")
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
@@ -197,9 +204,20 @@ class Sessions:
             known = self._membership.get(peer) if peer is not None else None
             if known is None or known.job != request.job:
                 raise Refused(f"whoever asks has no session, or does not serve job {request.job}")
+            if request.job == NO_JOB:
+                self._check_line(known.hello.peer, request.stop - request.start)
+                for start in range(request.start, request.stop, CHUNK_BYTES):
+                    yield bytes(min(CHUNK_BYTES, request.stop - start))
+                return
         async with aclosing(self._transfer.fetch(request)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    def _check_line(self, peer: PeerId, size_bytes: int) -> None:
+        """Refused unless an idle stage server measures its line now."""
+        known = self._membership.get(peer)
+        if known is None or known.reason != CALIBRATING or size_bytes > LINE_BYTES_MAX:
+            raise Refused(f"{peer} was not asked to measure its line with {size_bytes} bytes")
 
     async def watch(self) -> None:
         """Let membership notice silence, forever."""

@@ -15,7 +15,7 @@ from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.members.persons import Person
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.islands import island_at
-from scheduler.jobs.job import Job, now_s
+from scheduler.jobs.job import Job, now_s, speed_of
 from scheduler.storage.job_log import LogLine
 from swarm.checkpoint.reader import Checkpoint, Fault
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
@@ -180,10 +180,12 @@ def _peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> 
         pb.PeerView,
         peer,
         hello,
+        peer.measured,
         id=hello.peer,
         since_unix_s=now_unix_s - (now_s - peer.since_s),
         address=" ".join(filter(None, (hello.address, way))),
         pace_s=brain.pace_s(hello.peer) if brain is not None else 0.0,
+        multiply_adds_per_s=speed_of(job, peer) or peer.measured.multiply_adds_per_s,
         outstanding=brain.outstanding(hello.peer) if brain is not None else 0,
         links=[named(pb.LinkView, link) for link in peer.links],
         island=f"{island_at(job, hello.peer)}" if job is not None and job.spec.has_outer_steps else "",

@@ -101,7 +101,7 @@ def apply_event(parts: Parts, happened: Happened, now_s: float) -> bool:
             row = parts.evaluations.evaluated(peer, event)
             if row is not None:
                 state.outbox.put(WriteEvaluation(row))
-        case messages.Heartbeat() | messages.Logged():
+        case messages.Heartbeat() | messages.Logged() | messages.Calibrated():
             return False
         case _:
             assert_never(event)

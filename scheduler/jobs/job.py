@@ -11,6 +11,7 @@ from typing import Any
 
 from scheduler.brain.explain.facts import Situation, machines_lost, reason_at_work
 from scheduler.brain.fleet.allocation import Fewer, UnfitPeers
+from scheduler.brain.fleet.membership import Peer
 from scheduler.brain.islands.rows import Rows
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls
@@ -21,6 +22,7 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.job.islands import outer_courses
 from swarm.job.leases import Cut
 from swarm.job.outer_log import Entry
+from swarm.job.partition import microbatch_tokens, stage_flops
 from swarm.job.spec import JobSpec
 from swarm.text import counted
 from swarm.types import JobId, JobState, PeerId
@@ -215,6 +217,15 @@ class Job:
 def job_rows(spec: JobSpec, timeline: int) -> Rows:
     """Merges the rows of islands, on one timeline of a job with outer steps."""
     return Rows(timeline, outer_courses(spec))
+
+
+def speed_of(job: Job | None, peer: Peer) -> float:
+    """Multiply-adds a second that the peer computes in its job, of a forward; 0 = not measured."""
+    pace_s = 0.0 if job is None or job.brain is None else job.brain.pace_s(peer.hello.peer)
+    if job is None or pace_s <= 0.0:
+        return 0.0
+    flops = stage_flops(job.spec, split := job.spec.split)
+    return microbatch_tokens(job.spec) * flops[peer.stage % len(split)] / pace_s
 
 
 def success_text(job: Job) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from scheduler.brain.fleet.membership import Membership, Peer, Transition, offer
 from scheduler.brain.inputs import Input, RelaysHere, Unreached
 from scheduler.jobs.islands import of_job, timelines
-from scheduler.jobs.job import JobRun, now_s
+from scheduler.jobs.job import JobRun, now_s, speed_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -19,10 +19,10 @@ from scheduler.storage.job_log import LogLine
 from scheduler.storage.stores import Stores
 from swarm.errors import CheckpointFailed, Refused
 from swarm.job.footprint import flight_room
-from swarm.job.partition import microbatch_tokens, stage_flops
 from swarm.limits import LOG_LINE_CHARACTERS_MAX, LOG_LINES_AT_ONCE, LOG_LINES_PER_S, Bucket
 from swarm.types import NO_JOB, JobId, JobState, PeerId, PeerState
 from swarm.wire.messages import (
+    Calibrated,
     Event,
     FetchRequest,
     Heartbeat,
@@ -90,8 +90,11 @@ class PeerListener:
                 self._logged(known, event)
             case Leaving():
                 self._peers.leave(peer, event.reason)
+            case Calibrated():
+                self._membership.calibrated(peer, event)
+                self._ports.log.info("peer calibrated", peer=peer, **asdict(event))
             case Heartbeat(links=links) if links:
-                self._membership.measured(peer, links, self._speed(known))
+                self._membership.measured(peer, links, speed_of(self._registry.get(known.job), known))
             case _:
                 self._at_work(known, event)
 
@@ -155,15 +158,6 @@ class PeerListener:
             line = LogLine(self._ports.wall_s(), "warning", peer, known.stage, text)
             self._ports.stores.logs.append(self._served[peer], line)
         return False
-
-    def _speed(self, known: Peer) -> float:
-        """Multiply-adds a second that the peer computes in its job, of a forward; 0 = not measured."""
-        job = self._registry.get(known.job)
-        pace_s = 0.0 if job is None or job.run is None else job.run.brain.pace_s(known.hello.peer)
-        if job is None or pace_s <= 0.0:
-            return 0.0
-        flops = stage_flops(job.spec, split := job.spec.split)
-        return microbatch_tokens(job.spec) * flops[known.stage % len(split)] / pace_s
 
     def _at_work(self, known: Peer, event: Event) -> None:
         """An event for the brain of the peer's job."""

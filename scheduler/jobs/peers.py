@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler.brain.fleet.allocation import Reservations
-from scheduler.brain.fleet.membership import Membership, Transition, check_reference
+from scheduler.brain.fleet.membership import CALIBRATION_S_MAX, Membership, Transition, check_reference
 from scheduler.brain.inputs import AskToLeave
 from scheduler.brain.outputs import Struck
 from scheduler.jobs.islands import place_at, place_of
@@ -22,7 +22,9 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.members.quarantine import Quarantine
 from swarm.types import PeerId, PeerState
-from swarm.wire.messages import Command, Hello, Release
+from swarm.wire.messages import Calibrate, Command, Hello, Release
+
+CALIBRATE_EVERY_S = 1.0
 
 
 class CommandSender(Protocol):
@@ -85,6 +87,13 @@ class Peers:
     def stay(self, peer: PeerId) -> None:
         """Give the peer that has handed its work over stages again; NotAllowed while it has not."""
         self._tell(self._membership.stay(peer, now_s()))
+
+    async def calibrate(self) -> None:
+        """Let idle peers measure themselves while no job waits for peers, for ever."""
+        while True:
+            await asyncio.sleep(CALIBRATE_EVERY_S)
+            if not self._registry.waiting() and (peer := self._membership.calibrate(now_s())) is not None:
+                self._commands.send(peer, Calibrate(CALIBRATION_S_MAX))
 
     async def load(self) -> None:
         """Know who was quarantined before."""

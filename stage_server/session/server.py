@@ -20,6 +20,7 @@ from stage_server.device import Device, DeviceDrain
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import Assignment, BuildStage, HubPolicy, JobTasks, MemoryBudget, ReplicaId, ReplicaPorts
 from stage_server.replica.replica import Replica, can_fork, fork_replica, to_load
+from stage_server.session.calibration import calibrate
 from stage_server.session.gate import HeldPasses, place_of
 from stage_server.session.relays import KnownRelays
 from stage_server.state.joiner import JoinClient
@@ -333,6 +334,9 @@ class StageServer:
                     await self._drop(command.reason)
             case messages.TakePass() | messages.UseRelays() | messages.CutOff():
                 self._others.hear(command)
+            case messages.Calibrate():
+                if self._load_stage is None:
+                    self._work.start(self._calibrate(command))
             case messages.Follow():
                 if self._joiner is not None:
                     self._joiner.follow(command)
@@ -344,6 +348,12 @@ class StageServer:
                 self._log.warning("command without a job", command=type(command).__name__)
             case _:
                 await self._replica.handle(command)
+
+    async def _calibrate(self, command: messages.Calibrate) -> None:
+        """Report how fast this stage server is; a job that comes meanwhile ends this."""
+        me, settings = (self._identity.peer, self._identity.incarnation), self._settings
+        device, offered = self._ports.device, settings.budget.offered
+        self.emit(await calibrate(command, device, offered, settings.build, self._fetch, self._store, me))
 
     # The job -----------------------------------------------------------------------------------------------------
 

@@ -404,7 +404,7 @@ class PeersRequest(_message.Message):
     def __init__(self, state: _Optional[str] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class PeerView(_message.Message):
-    __slots__ = ("id", "state", "reason", "since_unix_s", "address", "http_address", "device", "threads", "memory_bytes", "job", "stage", "pace_s", "outstanding", "product", "incarnation", "island", "slow_bfloat16", "site", "links", "host_bytes")
+    __slots__ = ("id", "state", "reason", "since_unix_s", "address", "http_address", "device", "threads", "memory_bytes", "job", "stage", "pace_s", "outstanding", "product", "incarnation", "island", "slow_bfloat16", "site", "links", "host_bytes", "multiply_adds_per_s", "up_bytes_per_s", "down_bytes_per_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +425,9 @@ class PeerView(_message.Message):
     SITE_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLY_ADDS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     reason: str
@@ -445,7 +448,10 @@ class PeerView(_message.Message):
     site: str
     links: _containers.RepeatedCompositeFieldContainer[LinkView]
     host_bytes: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., pace_s: _Optional[float] = ..., outstanding: _Optional[int] = ..., product: _Optional[str] = ..., incarnation: _Optional[int] = ..., island: _Optional[str] = ..., slow_bfloat16: _Optional[bool] = ..., site: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkView, _Mapping]]] = ..., host_bytes: _Optional[int] = ...) -> None: ...
+    multiply_adds_per_s: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., pace_s: _Optional[float] = ..., outstanding: _Optional[int] = ..., product: _Optional[str] = ..., incarnation: _Optional[int] = ..., island: _Optional[str] = ..., slow_bfloat16: _Optional[bool] = ..., site: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkView, _Mapping]]] = ..., host_bytes: _Optional[int] = ..., multiply_adds_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class LinkView(_message.Message):
     __slots__ = ("to", "bytes_per_s", "receipt_s")

@@ -302,6 +302,21 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What an idle stage server measured of itself, or `fault` says why not; 0 = not measured.
+
+    Multiply-adds are of a forward, over the time of forward and backward. Rates and receipt are of files that went to
+    the scheduler and came from it.
+    """
+
+    multiply_adds_per_s: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    receipt_s: float
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """The first command of a session: the peer is known under this id and must send something every `heartbeat_s`.
 
@@ -345,6 +360,13 @@ class UseRelays:
     """The relays that are here now; from them follows which two lead to each peer (swarm/rpc/links/dialling.py)."""
 
     relays: tuple[RelayAt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrate:
+    """Measure how fast you are, for so many seconds at most, unless a job wants you first; answered by Calibrated."""
+
+    seconds_max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -781,6 +803,7 @@ Event: TypeAlias = (
     | Hashed
     | Rechecked
     | Recounted
+    | Calibrated
 )
 
 Command: TypeAlias = (
@@ -804,6 +827,7 @@ Command: TypeAlias = (
     | HashStage
     | Recheck
     | Recount
+    | Calibrate
 )
 
 TensorHeader: TypeAlias = (

@@ -45,6 +45,7 @@ COVERED_BY = {
     "simulation/test_data.py": ("scheduler/api/*",),
     "integration/test_lean_imports.py": ("stage_server/app", "stage_server/options", "stage_server/lean_imports"),
     "simulation/test_recovery.py": ("stage_server/replica/*",),
+    "unit/stage_server/session/test_server.py": ("stage_server/session/calibration",),
     "unit/swarm/process/test_http.py": ("swarm/pki/https",),
     "unit/swarm/process/test_lifecycle.py": ("scheduler/app",),
     "unit/swarm/process/test_metrics.py": ("scheduler/metrics", "stage_server/metrics"),

@@ -30,9 +30,14 @@ from swarm.errors import NotAllowed, NotFound, StaleMessage
 from swarm.job.overlap import UNMEASURED, FleetSpeed
 from swarm.limits import REFERENCE_CHARACTERS_MAX
 from swarm.types import NO_JOB, JobId, Memory, PeerId, PeerState
-from swarm.wire.messages import Hello, LinkSpeed
+from swarm.wire.messages import Calibrated, Hello, LinkSpeed
 
 NO_STAGE = -1
+CALIBRATING = "calibrating"  # the reason of an idle peer that measures itself
+CALIBRATED_AFTER_S, CALIBRATION_S_MAX = 10.0, 5.0  # idle for so long; then at work for so long at most
+ANSWER_S = 30.0  # with the time to build a layer; a later answer counts, too
+FIGURE_MAX = 1e18  # no device and no line is as fast
+FAULT_CHARACTERS_MAX = 200
 BESIDE_OTHERS = "it listens on loopback, where stage servers of other machines do not reach it"
 
 
@@ -101,10 +106,14 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was last seen of a peer at work; kept when its job is over, for the next one."""
+    """What was last seen of a peer at work, else what it says of itself; kept when its job is over, for the next
+    one. 0 = not known."""
 
     links: tuple[LinkSpeed, ...] = ()  # to the neighbours that it had
-    multiply_adds_per_s: float = 0.0  # of a forward, over the time of forward and backward; 0 = not known
+    multiply_adds_per_s: float = 0.0  # of a forward, over the time of forward and backward
+    up_bytes_per_s: float = 0.0  # of its line to the scheduler
+    down_bytes_per_s: float = 0.0
+    receipt_s: float = 0.0  # of a message to the scheduler
 
 
 NOT_MEASURED = Measured()
@@ -126,6 +135,7 @@ class Peer:
     unreached: str = ""  # why others may not be able to dial it
     links: tuple[LinkSpeed, ...] = ()  # to the neighbours in its job, as it last reported
     measured: Measured = NOT_MEASURED
+    asked_s: float = -math.inf  # when it was asked to calibrate itself
 
 
 class Membership:
@@ -197,7 +207,42 @@ class Membership:
         known = self._peers.get(peer)
         if known is not None and known.job != NO_JOB:
             known.links = tuple(link for link in links if link.to in self._peers)
-            known.measured = Measured(known.links, multiply_adds_per_s)
+            speed = multiply_adds_per_s or known.measured.multiply_adds_per_s
+            known.measured = replace(known.measured, links=known.links, multiply_adds_per_s=speed)
+
+    def calibrate(self, now_s: float) -> PeerId | None:
+        """The idle peer that is to measure itself now, and counts as asked; each once, one at a time, so that the
+        scheduler's line is its alone. None that has just come, as a job may want it."""
+        idle = self.idle_peers()
+        for known in idle:
+            if known.reason == CALIBRATING:
+                if now_s - known.asked_s < ANSWER_S:
+                    return None
+                known.reason = f"calibration: no answer for {ANSWER_S:g} s"
+        due = [
+            known
+            for known in idle
+            if now_s - known.since_s >= CALIBRATED_AFTER_S and known.asked_s == -math.inf and not known.unreached
+        ]
+        if not due:
+            return None
+        known = min(due, key=lambda known: (known.since_s, known.hello.peer))
+        known.asked_s, known.reason = now_s, CALIBRATING
+        return known.hello.peer
+
+    def calibrated(self, peer: PeerId, found: Calibrated) -> None:
+        """The peer says what it measured when it was asked. What a job shows of it counts more."""
+        known = self._peers.get(peer)
+        if known is None or known.asked_s == -math.inf or known.measured.receipt_s:
+            return
+        speed, *line = (
+            value if 0.0 < value < FIGURE_MAX else 0.0
+            for value in (found.multiply_adds_per_s, found.up_bytes_per_s, found.down_bytes_per_s, found.receipt_s)
+        )
+        known.measured = Measured(known.measured.links, known.measured.multiply_adds_per_s or speed, *line)
+        if known.reason == CALIBRATING:
+            told = f": {found.fault[:FAULT_CHARACTERS_MAX]}" if found.fault else ""
+            known.reason = f"calibrated{told}"
 
     def disconnected(self, peer: PeerId, incarnation: int, now_s: float, reason: str = "") -> list[Transition]:
         """The session of this incarnation broke; one of an older incarnation is ignored."""
@@ -463,7 +508,8 @@ class Endings:
 
 
 def fleet_speed(peers: Sequence[Peer]) -> FleetSpeed:
-    """The medians of these peers' paces and of the links between them; nothing if one of the first three is unknown.
+    """The medians of these peers' paces and of the links between them, else of their lines to the scheduler; nothing
+    if one of the first three is unknown.
 
     Medians, because a stage server may claim any speed, and it is unknown which links a job will use.
     """
@@ -475,6 +521,9 @@ def fleet_speed(peers: Sequence[Peer]) -> FleetSpeed:
     between = _sound(link.bytes_per_s for link in (far if any(at.values()) else links))
     computing = _sound(peer.measured.multiply_adds_per_s for peer in peers)
     rates, receipts_s = _sound(link.bytes_per_s for link in links), _sound(link.receipt_s for link in links)
+    if not rates:  # no two of them were neighbours: take their lines
+        rates = _sound(min(peer.measured.up_bytes_per_s, peer.measured.down_bytes_per_s) for peer in peers)
+        receipts_s = _sound(peer.measured.receipt_s for peer in peers)
     if not (computing and rates and receipts_s):
         return UNMEASURED
     return FleetSpeed(median(computing), median(rates), median(receipts_s), median(between) if between else 0.0)

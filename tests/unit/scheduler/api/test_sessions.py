@@ -23,8 +23,8 @@ from swarm.pki.names import Principal, Role
 from swarm.process.logs import get_logger
 from swarm.rpc.guard import CALLER, Caller
 from swarm.rpc.session import CONNECTION, Pipe
-from swarm.types import PROTOCOL_VERSION, JobId, PeerId, PeerState
-from swarm.wire.messages import Event, FetchRequest, Heartbeat, Hello, Release, StoreHeader, Welcome
+from swarm.types import NO_JOB, PROTOCOL_VERSION, JobId, PeerId, PeerState
+from swarm.wire.messages import Calibrated, Event, FetchRequest, Heartbeat, Hello, Release, StoreHeader, Welcome
 
 PEER = PeerId("p")
 HELLO = Hello(PEER, 2, PROTOCOL_VERSION, "0", "at p", "", "cpu", 1, 0, -1, JobId(""), 0, 0)
@@ -135,6 +135,33 @@ async def test_commands_carry_the_epoch_and_state_comes_from_those_that_are_atta
         made.close()
         with pytest.raises(StopAsyncIteration):
             await anext(session)
+
+
+async def test_a_line_is_measured_by_those_alone_that_were_asked() -> None:
+    membership, sent = Membership(), StoreHeader(NO_JOB, PEER, 2, 0, 0, 0, 3)
+    wanted = FetchRequest(NO_JOB, 0, "", 0, 3 << 20)
+    async with sessions(Heard(), membership=membership) as made:
+        with on_connection("line"):
+            session = aiter(made.attach(aiter(Line(HELLO))))
+            await anext(session)
+
+            async def refused() -> None:
+                with pytest.raises(Refused, match="not asked to measure its line"):
+                    await made.store(sent, nothing())
+                with pytest.raises(Refused, match="not asked to measure its line"):
+                    await anext(made.fetch(wanted))
+
+            await refused()
+            assert membership.calibrate(asyncio.get_running_loop().time() + 10.0) == PEER
+            assert await made.store(sent, nothing()), "a reply without a hash is no end"
+            assert [len(chunk) async for chunk in made.fetch(wanted)] == [1 << 20] * 3
+            with pytest.raises(Refused, match="with 4194305 bytes"):
+                await anext(made.fetch(replace(wanted, stop=(4 << 20) + 1)))
+            membership.calibrated(PEER, Calibrated(1.0, 1.0, 1.0, 1.0))
+            await refused()
+            made.close()
+            with pytest.raises(StopAsyncIteration):
+                await anext(session)
 
 
 async def test_passes_come_after_the_welcome_and_others_hear_of_who_is_revoked() -> None:

@@ -11,13 +11,16 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
+from stage_server.session import calibration
 from stage_server.session.gate import HeldPasses
 from stage_server.session.server import REFUSAL, EventQueue, ServerPorts, ServerSettings, StageServer, urgent_first
-from swarm.errors import OutOfMemory, SchedulerUnreachable, SwarmError
+from swarm.errors import OutOfMemory, Refused, SchedulerUnreachable, SwarmError
+from swarm.job.partition import stage_flops
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import PROTOCOL_VERSION, Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
@@ -25,6 +28,8 @@ from swarm.wire.messages import (
     Average,
     Averaged,
     Boundary,
+    Calibrate,
+    Calibrated,
     Command,
     Commit,
     Committed,
@@ -130,7 +135,7 @@ class Scheduler:
         return 0
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
-        raise AssertionError("nothing is stored here")
+        raise Refused("nothing is stored here")
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         raise AssertionError("nothing is fetched here")
@@ -264,6 +269,14 @@ def test_a_stage_server_has_a_place_from_the_order_to_load_until_it_is_released(
     assert seen == [None, 1, None]
 
 
+def out_of_memory(*_: Any, **__: Any) -> Stage:
+    raise OutOfMemory("no memory is left")
+
+
+def broken(*_: Any, **__: Any) -> Stage:
+    raise RuntimeError("CUDA error: device-side assert triggered\nsome advice")
+
+
 class CountingDevice(InlineDevice):
     """Counts how often memory was given back."""
 
@@ -313,6 +326,75 @@ def test_the_memory_of_a_stage_that_could_not_be_loaded_is_given_back() -> None:
         assert device.released == 1
 
     play(fails, build=too_large, device=device)
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standard model that computes in no time."""
+    monkeypatch.setattr(calibration, "WIDTH", 32)
+
+
+async def calibrates(session: Session) -> None:
+    session.send(5, Welcome(PeerId("p"), 1.0))
+    session.send(5, Calibrate(5.0))
+
+
+@pytest.mark.usefixtures("narrow")
+def test_an_idle_stage_server_says_how_fast_it_is_and_what_it_could_not_measure() -> None:
+    async def answers(session: Session) -> None:
+        await calibrates(session)
+        (found,) = await session.heard(Calibrated)
+        assert isinstance(found, Calibrated)
+        passed = 16 * 128 * sum(stage_flops(spec, spec.split)) / 0.01  # of the largest microbatch
+        assert found.multiply_adds_per_s == pytest.approx(passed)
+        assert (found.receipt_s, found.fault) == (0.0, "nothing is stored here")
+
+    spec = calibration.standard(torch.device("cpu"))
+    play(answers)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_job_takes_a_stage_server_from_its_calibration_at_once() -> None:
+    device = CountingDevice()
+
+    async def is_wanted(session: Session) -> None:
+        await calibrates(session)
+        await asyncio.sleep(0.015)  # the second pass is under way
+        began_s = asyncio.get_running_loop().time()
+        session.send(5, load())
+        assert await session.heard(Loaded)
+        assert asyncio.get_running_loop().time() - began_s < 0.2, "it waits for one pass at most"
+        session.send(5, Calibrate(5.0))
+        await asyncio.sleep(10.0)
+        assert not any(isinstance(event, Calibrated) for event in session.events)
+        assert device.released == 1
+
+    play(is_wanted, device=device)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "build", "fault"),
+    [
+        (4.0, Stage, "not done within 2.5 s"),
+        (0.01, out_of_memory, "no memory is left"),
+        (0.01, broken, "CUDA error: device-side assert triggered"),
+    ],
+    ids=["slow", "out of memory", "broken"],
+)
+@pytest.mark.usefixtures("narrow")
+def test_a_calibration_that_fails_says_why_and_the_stage_server_goes_on(
+    seconds: float, build: BuildStage, fault: str
+) -> None:
+    async def fails(session: Session) -> None:
+        await calibrates(session)
+        (found,) = await session.heard(Calibrated)
+        assert isinstance(found, Calibrated)
+        assert (found.multiply_adds_per_s > 0.0, found.fault.partition("; ")[0]) == (build is Stage, fault)
+
+    async def goes_on(session: Session) -> None:
+        session.send(5, Welcome(PeerId("p"), 1.0))
+
+    play(fails, goes_on, build=build, device=InlineDevice(lambda: seconds))
 
 
 class BusyDevice(InlineDevice):

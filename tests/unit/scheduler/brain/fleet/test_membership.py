@@ -18,7 +18,7 @@ from scheduler.brain.replay import spell
 from swarm.errors import StaleMessage, SwarmError
 from swarm.job.overlap import UNMEASURED, FleetSpeed
 from swarm.types import NO_JOB, JobId, PeerId, PeerState
-from swarm.wire.messages import Hello, LinkSpeed
+from swarm.wire.messages import Calibrated, Hello, LinkSpeed
 from tests.support.situations import Situation, beside, value_of
 
 A, JOB = PeerId("a"), JobId("job")
@@ -248,6 +248,62 @@ def test_nothing_is_known_without_links_or_without_computing() -> None:
     assert fleet_speed([]) is UNMEASURED
     assert fleet_speed([measured("a", 1e9), measured("b", 1e9)]) is UNMEASURED
     assert fleet_speed([measured("a", 0.0, ("b", 1e6, 0.2)), measured("b", 0.0)]) is UNMEASURED
+
+
+CALIBRATED = Calibrated(1e9, 2e6, 3e6, 0.02)
+
+
+def asked(*names: str) -> Membership:
+    members = pool()
+    for name in names:
+        members.hello(hello(name), 0.0)
+    assert members.calibrate(10.0) == names[0]
+    return members
+
+
+def test_idle_peers_are_asked_to_calibrate_one_after_the_other_once_they_are_here_for_10_s() -> None:
+    members = pool()
+    for name, at_s in (("b", 0.0), ("a", 1.0), ("c", 2.0)):
+        members.hello(hello(name), at_s)
+    assert [members.calibrate(now_s) for now_s in (9.9, 10.0, 11.0)] == [None, "b", None]
+    assert members.find("b").reason == "calibrating"
+    members.calibrated(PeerId("b"), CALIBRATED)
+    assert members.find("b").measured == Measured((), 1e9, 2e6, 3e6, 0.02)
+    assert members.find("b").reason == "calibrated"
+    assert [members.calibrate(now_s) for now_s in (11.0, 12.0, 41.0, 42.0)] == ["a", None, "c", None]
+    assert members.find("a").reason == "calibration: no answer for 30 s"
+
+
+def test_a_peer_that_was_given_a_stage_is_calibrating_no_longer() -> None:
+    members = asked("a", "b")
+    members.assign(A, JOB, 0, 11.0)
+    assert "calibrating" not in members.find("a").reason
+    assert members.calibrate(11.0) == "b", "the line of the scheduler is free"
+
+
+def test_what_a_peer_says_of_itself_counts_less_than_what_a_job_shows_and_is_asked_for() -> None:
+    members = asked("a", "b")
+    members.calibrated(PeerId("b"), CALIBRATED)
+    assert members.find("b").measured == Measured(), "nobody asked it"
+    members.assign(A, JOB, 0, 11.0)
+    members.measured(A, (), 5e9)
+    members.calibrated(A, CALIBRATED)
+    members.measured(A, (), 0.0)
+    members.calibrated(A, Calibrated(7e9, 7e6, 7e6, 0.7))
+    assert members.find("a").measured == Measured((), 5e9, 2e6, 3e6, 0.02)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -1.0, 0.0, 1e300])
+def test_what_no_machine_can_measure_is_not_known(odd: float) -> None:
+    members = asked("a")
+    members.calibrated(A, Calibrated(odd, odd, odd, odd, fault="x" * 1000))
+    assert members.find("a").measured == Measured()
+    assert members.find("a").reason == f"calibrated: {'x' * 200}"
+
+
+def test_of_those_that_were_no_neighbours_the_lines_count() -> None:
+    lines = Measured((), 1e9, 2e6, 1e6, 0.02)
+    assert fleet_speed([replace(measured("a", 1e9), measured=lines)]) == FleetSpeed(1e9, 1e6, 0.02)
 
 
 def test_speeds_that_no_machine_has_do_not_count() -> None:
