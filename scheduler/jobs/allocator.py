@@ -16,7 +16,7 @@ from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer, of
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.stall import stalled_hint, waiting
-from scheduler.jobs.cuts import basis_of, cut_for, is_allowed, kept, with_split
+from scheduler.jobs.cuts import basis_of, cut_for, is_allowed, kept, pool_of, with_split
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, peers_max
 from scheduler.jobs.peers import Peers
@@ -240,6 +240,7 @@ class Allocator:
             Candidate(
                 hello.peer,
                 hello.pinned_stage,
+                speed=peer.measured.multiply_adds_per_s,
                 offer=offer(hello),
                 site=_site(peer),
                 unreached=bool(peer.unreached),
@@ -314,9 +315,9 @@ class Allocator:
         if asked.pipeline.stages != "auto" or job.spec.pipeline.recut != "stall" or most <= stages:
             return None
         here = [peer for peer in self._membership.idle_peers() if peer.hello.peer in free]
-        basis = basis_of(self._membership, job.record.tokens, here)
+        basis, pool = basis_of(self._membership, job.record.tokens, here), pool_of(here)
         for weights in (True, False) if as_it_is.plan is None else (True,):
-            cut = partial(cut_for, kept(asked, job.spec, weights=weights), basis)
+            cut = partial(cut_for, kept(asked, job.spec, weights=weights), basis, pool)
             with suppress(SwarmError):  # it waits on with the cut that it has
                 spec, said = await run_blocking(self._ports.stores.threads, cut)
                 decision = turn.offer(pending.with_cut(model_costs(spec), spec.split, len(here)))

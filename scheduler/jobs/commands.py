@@ -18,7 +18,7 @@ from scheduler.brain.inputs import Stop
 from scheduler.brain.members.persons import ANYBODY, Person, Submits, check_owner, check_share
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
-from scheduler.jobs.cuts import basis_of, cut_for
+from scheduler.jobs.cuts import basis_of, cut_for, pool_of, reached
 from scheduler.jobs.job import Job, JobProgress, again, now_s
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
@@ -226,8 +226,9 @@ class Jobs:
         `stored`: the spec of a job that goes on. OutOfMemory, InvalidConfig.
         """
         check_for_swarm(spec, stored)
-        basis = basis_of(self._membership, tokens, self._membership.idle_peers())
-        return await self.aside(lambda: cut_for(spec, basis))
+        idle = self._membership.idle_peers()
+        basis, pool = basis_of(self._membership, tokens, idle), pool_of(reached(idle))
+        return await self.aside(lambda: cut_for(spec, basis, pool))
 
     async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
         """Save what was trained and end the job; a second call, or one without `checkpoint`, ends it at once.

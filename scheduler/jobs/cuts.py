@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from scheduler.brain.fleet.membership import Membership, Peer, fleet_speed, offer
+from scheduler.planning.pool import NEAR, PeerPool, PoolLink, PoolPeer
+from scheduler.planning.stages import with_stages
 from scheduler.storage.job_record import JobTokens
 from swarm.errors import InvalidConfig, SwarmError
+from swarm.job.overlap import UNMEASURED
 from swarm.job.placement import Candidate
 from swarm.job.resolve import Basis, choose
 from swarm.job.spec import JobSpec
@@ -16,7 +20,7 @@ from swarm.types import PeerState
 
 def basis_of(membership: Membership, tokens: JobTokens, idle: Sequence[Peer]) -> Basis:
     """What is known of the stage servers; `idle` may serve the job now."""
-    free = [peer for peer in idle if not peer.unreached] or idle  # the others get no stage beside these
+    free = reached(idle)
     present = [peer for peer in membership.peers() if peer.state is not PeerState.GONE]
     hellos = [peer.hello for peer in membership.lasting_peers()]
     return Basis(
@@ -29,9 +33,42 @@ def basis_of(membership: Membership, tokens: JobTokens, idle: Sequence[Peer]) ->
     )
 
 
-def cut_for(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
-    """The spec with every "auto" resolved, and what memory and links changed of it; OutOfMemory, InvalidConfig."""
-    resolved, reasons = choose(spec, basis)
+def reached(idle: Sequence[Peer]) -> Sequence[Peer]:
+    """The peers that others can dial, if there are some: the rest gets no stage beside them."""
+    return [peer for peer in idle if not peer.unreached] or idle
+
+
+def pool_of(peers: Sequence[Peer]) -> PeerPool | None:
+    """The peers with what was measured of them, and medians where it was not; None if too little was.
+
+    Links between sites are assumed: what was seen on one is less than it carries. A peer that lies makes its own stage
+    look faster, and the slowest counts.
+    """
+    fleet = fleet_speed(peers)
+    if fleet is UNMEASURED:
+        return None
+    ups = [peer.measured.up_bytes_per_s for peer in peers if peer.measured.up_bytes_per_s]
+    downs = [peer.measured.down_bytes_per_s for peer in peers if peer.measured.down_bytes_per_s]
+    up, down = (median(rates) if rates else NEAR.bits_per_s / 8.0 for rates in (ups, downs))
+    found = tuple(
+        PoolPeer(
+            *(hello.peer, hello.device, hello.memory_bytes, hello.site),
+            speed=measured.multiply_adds_per_s or fleet.multiply_adds_per_s,
+            up_bits_per_s=8.0 * (measured.up_bytes_per_s or up),
+            down_bits_per_s=8.0 * (measured.down_bytes_per_s or down),
+            host_bytes=hello.host_bytes,
+        )
+        for hello, measured in ((peer.hello, peer.measured) for peer in peers)
+    )
+    return PeerPool(found, {("", ""): PoolLink(fleet.receipt_s / 2.0, NEAR.bits_per_s)})
+
+
+def cut_for(spec: JobSpec, basis: Basis, pool: PeerPool | None = None) -> tuple[JobSpec, str]:
+    """The spec with every "auto" resolved, and what memory and links changed of it; OutOfMemory, InvalidConfig.
+
+    With what is known of a `pool`, the number of stages follows from that.
+    """
+    resolved, reasons = choose(spec, basis if pool is None else with_stages(spec, pool, basis))
     if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
         raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
     check_hops(resolved)

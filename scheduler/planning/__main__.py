@@ -6,6 +6,7 @@ from swarm.process.startup import quiet_start
 
 with quiet_start():
     import json
+    import subprocess
     import sys
     import time
     from dataclasses import replace
@@ -40,11 +41,16 @@ cli = typer.Typer(
 def plan(
     file: Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")],
     pool_file: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            "--pool", metavar="FILE", help="The machines (TOML): swarm peers pool writes what a scheduler knows."
+            "--pool",
+            metavar="FILE",
+            help="The machines (TOML); if left out, what swarm peers pool says of the scheduler's.",
         ),
-    ],
+    ] = None,
+    scheduler: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Whose stage servers to plan for.", show_default=False)
+    ] = "",
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
     ] = None,
@@ -67,7 +73,7 @@ def plan(
     spec = ground(load_job(file, overrides or ()))
     if spec.has_outer_steps and picture is not None:
         raise InvalidConfig("a plan of islands has no picture", hint="leave --picture out")
-    pool = read_pool(pool_file)
+    pool = read_pool(pool_file) if pool_file is not None else _known(scheduler)
     _warn_of_age(pool)
     before = _plan_to_compare(compare, pool, spec)
     if spec.has_outer_steps:
@@ -88,6 +94,16 @@ def plan(
         _say_compared(pool, spec, compare, before, chosen)
     if is_stopped:
         raise typer.Exit(INTERRUPTED)
+
+
+def _known(scheduler: str) -> PeerPool:
+    """What the scheduler knows of its stage servers. The client asks it, as it has the user's certificate; it says
+    itself what is wrong."""
+    asks = [sys.executable, "-P", "-m", "client", "peers", "pool", *(["--scheduler", scheduler] if scheduler else [])]
+    done = subprocess.run(asks, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+    return read_pool(Path("swarm peers pool"), done.stdout)
 
 
 def _run(search: Search) -> tuple[Plan, bool]:

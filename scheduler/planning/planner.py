@@ -10,15 +10,14 @@ from statistics import mean
 from scheduler.planning.bound import Bound, CutBound
 from scheduler.planning.plan import Plan, Predicted, facts_hash, predicted_by_bound, rounded
 from scheduler.planning.play import RULES, Play, workload
-from scheduler.planning.pool import PeerPool, PoolPeer
+from scheduler.planning.pool import PeerPool, PoolPeer, candidates
 from scheduler.planning.search import TIE, Placement, Search, basis_of
 from swarm.errors import InvalidConfig, OutOfMemory
 from swarm.job.partition import microbatch_tokens
-from swarm.job.placement import Candidate, place
+from swarm.job.placement import place
 from swarm.job.resolve import choose
 from swarm.job.spec import JobSpec, NarrowSection
 from swarm.text import bandwidth, counted, spoken_duration
-from swarm.types import PeerId
 
 PLAYS_MIN, PLAYS_MAX = 2, 6  # plans that are played
 SEEDS = 2
@@ -203,10 +202,9 @@ def _limits(best: Placement, plan: Plan) -> str:
 
 
 def _as_placed(pool: PeerPool, facts: CutBound, plan: Plan) -> str:
-    """What a play shows where the scheduler places all peers, whose speeds it does not know yet."""
-    idle = [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in pool.peers]
+    """What a play shows where the scheduler places all peers, by what they measured of themselves."""
     stages, load = len(plan.split), workload(facts)
-    placed = place(idle, stages, facts.spec.limits.min_replicas, facts.needs)
+    placed = place(candidates(pool.peers), stages, facts.spec.limits.min_replicas, facts.needs)
     assert plan.predicted is not None
     if placed.plan is None:
         return f"the scheduler could not begin: {placed.reason}"

@@ -32,7 +32,7 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, DeadlineSettings
 from scheduler.planning.bound import COMMIT_S, CutBound
 from scheduler.planning.plan import Plan
-from scheduler.planning.pool import PeerPool, PoolPeer
+from scheduler.planning.pool import PeerPool, PoolPeer, candidates
 from scheduler.planning.stage_servers import HopPart, ModelledServer, Turn
 from scheduler.planning.trace import TraceEvent
 from swarm.job.course import PLAIN, OuterCourse
@@ -89,11 +89,7 @@ class Workload:
 
     def placed(self, peers: Iterable[PoolPeer]) -> Decision[dict[PeerId, int]]:
         """Where a scheduler places idle peers when the job starts: on the stages of all islands, one by one."""
-        return self.pending.plan(_candidates(peers))
-
-
-def _candidates(peers: Iterable[PoolPeer]) -> list[Candidate]:
-    return [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in peers]
+        return self.pending.plan(candidates(peers))
 
 
 def workload(facts: CutBound, job: JobSpec | None = None) -> Workload:

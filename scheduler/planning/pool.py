@@ -25,7 +25,7 @@ import math
 import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -35,10 +35,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from swarm.errors import InvalidConfig
+from swarm.job.placement import Candidate
 from swarm.limits import PEERS_MAX
 from swarm.text import counted, parse_size, printable
 from swarm.text_file import read_small
-from swarm.types import Memory
+from swarm.types import Memory, PeerId
 
 DELAY_MS_MAX, BANDWIDTH_GBPS_MAX = 60_000.0, 10_000.0
 SHOWN_MAX = 3  # names in a note
@@ -121,6 +122,11 @@ class PeerPool:
         return self.link(self.peer(a), self.peer(b)).bits_per_s
 
 
+def candidates(peers: Iterable[PoolPeer]) -> list[Candidate]:
+    """The peers as a scheduler places them."""
+    return [Candidate(PeerId(peer.name), speed=peer.speed, offer=peer.offer, site=peer.site) for peer in peers]
+
+
 # The file -------------------------------------------------------------------------------------------------------------
 
 
@@ -198,9 +204,11 @@ class _PoolFile(_PoolTable):
     links: _LinksTable = _LinksTable()
 
 
-def read_pool(path: Path) -> PeerPool:
-    """The pool in a file, "-" for stdin; InvalidConfig names the line or cell that is wrong, and what to write."""
-    text = sys.stdin.read() if str(path) == "-" else _text(path, "write it with: swarm peers pool > pool.toml")
+def read_pool(path: Path, text: str | None = None) -> PeerPool:
+    """The pool in a file, "-" for stdin, or in the text of one; InvalidConfig names the line or cell that is wrong, and
+    what to write."""
+    if text is None:
+        text = sys.stdin.read() if str(path) == "-" else _text(path, "write it with: swarm peers pool > pool.toml")
     try:
         content = _PoolFile.model_validate(tomllib.loads(text))
     except ValidationError as error:

@@ -22,15 +22,14 @@ from statistics import median
 import numpy as np
 
 from scheduler.planning.bound import Array, Bound, CutBound
-from scheduler.planning.pool import PeerPool
+from scheduler.planning.pool import PeerPool, candidates
 from swarm.errors import InvalidConfig, OutOfMemory, SwarmError
 from swarm.job.overlap import FleetSpeed
-from swarm.job.placement import Candidate, place
+from swarm.job.placement import place
 from swarm.job.resolve import END_OF_TEXT, Basis, choose
 from swarm.job.spec import JobSpec
 from swarm.limits import HOPS_MAX
 from swarm.text import counted
-from swarm.types import PeerId
 
 EFFORT = 20_000  # evaluations
 STAGES_TRIED_MAX = 64
@@ -99,7 +98,7 @@ def basis_of(pool: PeerPool, spec: JobSpec) -> Basis:
     apart = min(lines, median(between)) if between else 0.0
     # Medians, as of a fleet.
     speed = FleetSpeed(median(peer.speed for peer in pool.peers), carried / 8.0, receipt_s, apart / 8.0)
-    lasting = [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in pool.peers]
+    lasting = candidates(pool.peers)
     return Basis(vocabulary, end_of_text, idle=offers, present=offers, lasting=lasting, speed=speed)
 
 
@@ -245,8 +244,7 @@ def _starts(pool: PeerPool, climber: _Climber) -> Iterator[list[list[int]]]:
     """Placements to begin with, each with enough replicas of every stage."""
     facts, peers = climber.facts, pool.peers
     stages = len(facts.split)
-    candidates = [Candidate(PeerId(peer.name), speed=peer.speed, offer=peer.offer) for peer in peers]
-    today = place(candidates, stages, climber.min_replicas, facts.needs).plan
+    today = place(candidates(peers), stages, climber.min_replicas, facts.needs).plan
     if today is None:
         return
     numbers = {peer.name: number for number, peer in enumerate(peers)}

@@ -3,7 +3,8 @@
     model.family                     the family of the model that model.id names, else the default
     islands.count                    one for each site that can serve an island alone (placement.py), or 2 with gaia
     training.microbatch_sequences    a divisor of the batch that keeps microbatches many and small
-    pipeline.stages, split           two peers for a stage, cut so that all stages cost the same (partition.py),
+    pipeline.stages, split           as many as are fastest by what was measured (scheduler/planning/stages.py), else
+                                     two peers for a stage; cut so that all stages cost the same (partition.py),
                                      or so that the memory on offer holds them (memory_split.py)
     model.narrow.every               as few narrow places as that number of stages allows
     pipeline.overlap                 as many late microbatches as the pipeline would idle for (overlap.py)

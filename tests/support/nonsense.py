@@ -13,7 +13,6 @@ from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitN
 from swarm.wire.messages import (
     Accumulated,
     Averaged,
-    Calibrated,
     Checked,
     Committed,
     Evaluated,
@@ -58,7 +57,6 @@ SAID: tuple[Event, ...] = (
     Failed(JobId("another"), "E0001", "message", "hint"),
     Logged(JOB, 0.0, "info", "line"),
     Leaving("why"),
-    Calibrated(1e9, 1e6, 1e6, 0.1),
     Evaluated(EvaluationBatch(1, 1, 0), 1, 2.0),
     Undelivered(M, 1, PeerId("d"), 1, "why"),
     EvaluationUndelivered(EvaluationBatch(1, 1, 0), 1, PeerId("d"), 1, "why"),

@@ -23,6 +23,7 @@ with quiet_start():
     from scheduler.planning.play import Play, Workload, workload
     from scheduler.planning.pool import PeerPool, read_pool
     from scheduler.planning.search import basis_of
+    from scheduler.planning.stages import with_stages
     from scheduler.planning.table import cut
     from scheduler.planning.trace import Churn, TraceEvent, read_trace, spans
     from swarm.errors import INTERRUPTED, InvalidConfig, UsageError
@@ -100,7 +101,7 @@ def simulation(
     pool: PeerPool, spec: JobSpec, trace: Iterable[TraceEvent], seed: int, planned: Plan | None = None
 ) -> Simulation:
     """The job as a scheduler resolves it, placed by a plan of that cut or by itself; InvalidConfig if it cannot be."""
-    resolved, _ = choose(spec, basis_of(pool, spec))
+    resolved, _ = choose(spec, with_stages(spec, pool, basis_of(pool, spec)))
     split, sequences = resolved.split, resolved.training.microbatch_sequences
     assert sequences != "auto", "it was resolved"
     check_for_swarm(resolved)
