@@ -106,7 +106,14 @@ class Replica:
         )
         self._ready = asyncio.Event()
         self._begun, self._begun_max = 0, 2 if some_are_late else 1  # orders on the device
-        self._splitting = Splitting(owed_max)
+        self._splitting = splitting = Splitting(owed_max)
+
+        def worked(seconds: float) -> None:
+            """The device worked for something else than a microbatch. A method would keep the replica alive."""
+            ports.metrics.device_busy(seconds)
+            splitting.worked(seconds)
+
+        self._worked = worked
         self._queued_s: dict[Microbatch, float] = {}
         self._batches: dict[Microbatch, Ids] = {}
         self._inputs: dict[tuple[Microbatch, Direction], SentAhead] = {}
@@ -405,11 +412,6 @@ class Replica:
             self._carry_out(self.cells.computed_forward(work, value, done.seconds, waited_s))
         else:
             self._carry_out(self.cells.computed_backward(work, bool(value), done.seconds, waited_s))
-
-    def _worked(self, seconds: float) -> None:
-        """The device worked for something else than a microbatch."""
-        self._metrics.device_busy(seconds)
-        self._splitting.worked(seconds)
 
     async def _compute_other(self) -> bool:
         """A check or an evaluation (scheduler/brain/routing/evaluation.py); False if none is ready."""
