@@ -27,6 +27,7 @@ SHAPES = st.builds(
     tied=st.booleans(),
     not_finite=st.frozensets(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 4)), max_size=1),
     sync_steps=st.integers(0, 2),
+    owed_max=st.integers(0, 4),
 )
 
 

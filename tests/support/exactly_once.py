@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter, deque
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from random import Random
@@ -118,6 +119,7 @@ class Shape:
     evicting: bool = True
     routing: Routing = "least_completion"
     sync_steps: int = 0
+    owed_max: int = 2  # microbatches that may owe the gradients of their weights at a server
 
     @property
     def staleness(self) -> int:
@@ -228,7 +230,9 @@ class Server:
         shape = world.shape
         self.cells = CellTable(stage, shape.stages, 0, 0, shape.staleness, peer=peer, incarnation=1)
         some_are_late = 0 < shape.overlap < shape.microbatches
-        self.intake = WorkQueue(late_behind=some_are_late and stage < shape.stages - 1)
+        self.intake = WorkQueue(
+            late_behind=some_are_late and stage < shape.stages - 1, patience=4 * max(1, shape.owed_max)
+        )
         self.device: deque[Compute | Forget | ForgetSums | Average | Commit] = deque()  # the compute thread's queue
         self.results: deque[tuple[Compute, str, float] | tuple[Average, Counter[int]]] = deque()
         self.running, self.running_max = 0, 2 if some_are_late else 1  # computations on the device
@@ -373,7 +377,8 @@ class Server:
         work = self.intake.take()
         begun = None
         if work is not None:
-            begun = self.cells.begin(work, split=self.world.splits.random() < 0.5)
+            has_room = self.cells.owed() < self.world.shape.owed_max
+            begun = self.cells.begin(work, split=has_room and self.world.splits.random() < 0.5)
         if begun is not None:
             self.running += 1
             self.device.append(begun)
@@ -485,7 +490,7 @@ class World:
 
     def __init__(self, shape: Shape, rng: Random) -> None:
         self.shape, self.rng = shape, rng
-        self.splits = Random(0)  # which backwards give dx first
+        self.splits = copy(rng)  # which backwards give dx first; no draw of `rng` itself
         self.judge, self.twin = Judge(shape), Twin()
         self.now_s = 0.0
         self.servers: dict[PeerId, Server] = {}
@@ -805,6 +810,7 @@ def chaos(seed: int, *, partly: bool = False) -> World:
         not_finite=frozenset({(1, stages - 1, 1)} if rng.random() < 0.2 else ()),
         routing=tuple(POLICIES)[seed % len(POLICIES)],
         sync_steps=seed % 3 if partly else 0,
+        owed_max=seed % 5,
     )
     world = World(shape, rng)
     kill_chance = rng.choice([0.0, 0.002, 0.01])
