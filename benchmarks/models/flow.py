@@ -116,6 +116,7 @@ class Fleet:
         self.rng, self.dice, self.fate = Random(seed), Random(seed + 1), Random(seed + 2)
         self.policies = [POLICIES[routing]() for _ in range(trainers)] if routing else []
         self.flow, self.pace, self.now_s, self.done = ByFlow(), Pace(), 0.0, 0
+        self.on_links_s = 0.0  # of all tensors
         self.in_flight, self.deaths = in_flight, deaths
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -133,7 +134,7 @@ class Fleet:
         for number in range(self.in_flight):
             Microbatch(self, number).begin()
         for until_s in (WARMUP_S, WARMUP_S + seconds):
-            self.done = 0
+            self.done, self.on_links_s = 0, 0.0
             while self._events[0][0] <= until_s:
                 self.now_s, _, event = heappop(self._events)
                 event()
@@ -238,7 +239,9 @@ class Microbatch:
         if to == STAGES:
             self._backward(since)
         else:
-            self.fleet.after(self.route[since].link_s(self.route[to]), lambda: then(to))
+            link_s = self.route[since].link_s(self.route[to])
+            self.fleet.on_links_s += link_s
+            self.fleet.after(link_s, lambda: then(to))
 
     def _returned(self, stage: int) -> None:
         self.fleet.finished(self.route[stage], self.trainer, *self.spent[stage])
@@ -258,22 +261,25 @@ WAYS: dict[str, tuple[Routing | None, int]] = {
 }
 
 
-def speeds(in_flight: int, deaths: float, seeds: int, seconds: float) -> dict[str, float]:
-    """Microbatches per second of each way, means of the seeds."""
-    return {
-        way: fmean(Fleet(routing, trainers, in_flight, deaths, 1000 * seed).run(seconds) for seed in range(seeds))
-        for way, (routing, trainers) in WAYS.items()
-    }
+def speeds(in_flight: int, deaths: float, seeds: int, seconds: float) -> dict[str, tuple[float, float]]:
+    """Microbatches per second of each way, and how many seconds each is on links; means of the seeds."""
+    found = {}
+    for way, (routing, trainers) in WAYS.items():
+        fleets = [Fleet(routing, trainers, in_flight, deaths, 1000 * seed) for seed in range(seeds)]
+        per_s = fmean(fleet.run(seconds) for fleet in fleets)
+        found[way] = per_s, fmean(fleet.on_links_s / fleet.done for fleet in fleets)
+    return found
 
 
 def figures(seeds: int, seconds: float) -> list[Figure]:
     found = []
     for in_flight, deaths in product(IN_FLIGHT, DEATHS):
         by_way = speeds(in_flight, deaths, seeds, seconds)
-        for way, per_s in by_way.items():
+        for way, (per_s, on_links_s) in by_way.items():
             least = LEAST if way == "least_completion" else 0.0
-            about = f"{in_flight} in flight, deaths {deaths:.0%}/h, {way}: {per_s:.2f} microbatches/s, of the flow's"
-            found.append(Figure(about, f"≥ {least}" if least else "", per_s / by_way["flow"], least, inf))
+            about = f"{in_flight} in flight, deaths {deaths:.0%}/h, {way}: {per_s:.2f} microbatches/s"
+            about += f", each {on_links_s:.1f} s on links; of the flow's"
+            found.append(Figure(about, f"≥ {least}" if least else "", per_s / by_way["flow"][0], least, inf))
     return found
 
 
