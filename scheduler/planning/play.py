@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from scheduler.brain import inputs, outputs
 from scheduler.brain.commit.slices import seconds_of
-from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, Reservations, allocate
+from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, Reservations, allocate, cut_here
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
@@ -36,7 +36,7 @@ from scheduler.planning.pool import PeerPool, PoolPeer, candidates
 from scheduler.planning.stage_servers import HopPart, ModelledServer, Turn
 from scheduler.planning.trace import TraceEvent
 from swarm.job.course import PLAIN, OuterCourse
-from swarm.job.footprint import stage_footprint
+from swarm.job.footprint import model_costs, stage_footprint
 from swarm.job.islands import island_timeline, leases_of, outer_courses
 from swarm.job.leases import Leases
 from swarm.job.partition import microbatch_tokens, unit_names
@@ -195,6 +195,7 @@ class Play:
         self._free_s: dict[tuple[str, str], float] = {}  # when what all peers of two ends share has carried all
         self._proposed_s: dict[object, float] = {}  # when a line or a link has carried all proposals
         self._means: dict[PeerId, int] = {}  # the newest outer step whose mean a peer has
+        self._cut_at_s = math.inf  # when a stalled job is cut anew
         self._captured = 0  # the inner steps that count in outer weights
         self._membership, self._reservations = Membership(), Reservations()
         self._at_start = sum(map(len, plan.places))
@@ -680,11 +681,12 @@ class Play:
         """Let idle peers join, or begin again with them."""
         names = sorted(peer.hello.peer for peer in self._membership.idle_peers())
         load, stages, brain = self.load, len(self.load.work), self.brain
+        idle = candidates(self._peers[name] for name in names)
         if brain.is_over:
-            if (again := load.placed(self._peers[name] for name in names).plan) is not None:
+            if (again := load.pending.plan(idle).plan or self._cut_anew(idle)) is not None:
+                self._cut_at_s = math.inf
                 self._begin(again)
             return
-        idle = [Candidate(name, offer=self._peers[name].offer, site=self._peers[name].site) for name in names]
         here = [peer for peer in self._membership.peers() if peer.job == JOB]
         loading = {peer.hello.peer: peer.stage for peer in here if peer.state is PeerState.LOADING}
         staying = Counter((self._island_of(peer.hello.peer), peer.stage) for peer in here if not peer.leaving)
@@ -704,6 +706,20 @@ class Play:
             self._membership.assign(join.peer, JOB, join.stage, self.now_s)
             self.counts["joins"] += 1
             self._step(inputs.Join(self._record(join.peer, join.stage)))
+
+    def _cut_anew(self, idle: Sequence[Candidate]) -> dict[PeerId, int] | None:
+        """Where each peer serves, once a job that may be cut anew has waited in vain for stage servers for its cut."""
+        job = self.load.job
+        if job is None or job.pipeline.recut != "stall" or self.now_s < self._cut_at_s < math.inf:
+            return None
+        split, decision = cut_here(self.load.pending, model_costs(job), idle, lambda split: True)
+        if decision.plan is None or self._cut_at_s == math.inf:
+            self._cut_at_s = math.inf if decision.plan is None else self.now_s + job.limits.no_progress_s
+            return None
+        self.counts["recuts"] += 1
+        self._plan = replace(self._plan, split=split)
+        self.load = workload(CutBound(self._pool, job.having("pipeline", split=split, stages=len(split))))
+        return decision.plan
 
     def _island_of(self, name: PeerId) -> int:
         return (self.brain.island_of(name) or 0) if isinstance(self.brain, IslandsBrain) else 0

@@ -36,7 +36,7 @@ with quiet_start():
 
 SCHEMA = "swarm.simulation/1"
 REASONS_SHOWN = 10
-COUNTED = ("deaths", "joins", "moves", "islands_lost", "stalls", "steps_done_again")
+COUNTED = ("deaths", "joins", "moves", "islands_lost", "stalls", "recuts", "steps_done_again")
 FORMATS = {"of_possible": "{:.1%}", "price": "{:,.6g} in the currency of the pool"}
 SAYS_EVERY_S = 0.5
 

@@ -24,13 +24,13 @@ def fleet(speeds: Sequence[float] = (1.0, 2.0), line: float = 1e11) -> PeerPool:
     return PeerPool(peers, {("", ""): PoolLink(0.001, 1e12)})
 
 
-def play(pool: PeerPool, *, overlap: int = 4, seed: int = 0, **rules: float) -> Play:
+def play(pool: PeerPool, *, overlap: int = 4, seed: int = 0, recut: str = "off", **rules: float) -> Play:
     spec = planned_job(
         9,
         training={"global_batch_sequences": 2 * MICROBATCHES, "microbatch_sequences": 2},
         data={"sequence_length": 128},
     )
-    spec = spec.having("pipeline", stages=STAGES, overlap=overlap, sync_steps=0)
+    spec = spec.having("pipeline", stages=STAGES, overlap=overlap, sync_steps=0, recut=recut)
     resolved, _ = choose(spec, basis_of(pool, spec))
     places = tuple(
         tuple(peer.name for peer in pool.peers if peer.name.startswith(f"s{stage}")) for stage in range(STAGES)
@@ -124,3 +124,21 @@ def test_a_job_without_a_stage_goes_back_to_its_newest_checkpoint_and_on_when_it
     assert 0 < again <= saved
     assert len(played.committed_s) > saved
     assert played.brain.settings.first_step > 0
+
+
+@pytest.mark.parametrize("recut", ["stall", "off"])
+def test_a_stalled_job_that_may_be_cut_anew_goes_on_with_the_stages_that_can_be_served(recut: str) -> None:
+    pool = fleet()
+    played = play(pool, checkpoint_s=60.0, recut=recut)
+    played.watch()
+    played.run_until(150.0)
+    for peer in pool.peers[2:]:
+        played.die(peer.name)
+    played.run_until(400.0)
+    before = len(played.committed_s)
+    assert (played.counts["stalls"], played.counts["recuts"]) == (1, 0), "it waits for limits.no_progress_s"
+    played.run_until(1200.0)
+    is_cut = recut == "stall"
+    assert (played.counts["recuts"], len(played.brain.settings.split)) == ((1, 2) if is_cut else (0, 3))
+    assert (len(played.committed_s) > before) is is_cut
+    played.brain.validate()
