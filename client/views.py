@@ -26,6 +26,7 @@ _STATE_STYLE = {
     "gone": "red",
     "training": "cyan",
     "lost": "red",
+    "late": "yellow",
     "suspect": "yellow",
     "cancelled": "yellow",
     "cancelling": "yellow",

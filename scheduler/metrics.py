@@ -44,6 +44,7 @@ class IslandFigures:
     peers: int
     waited_s: Mapping[IslandState, float]  # at exchanges so far, by state
     relieved: int = 0  # microbatches so far
+    late: int = 0  # exchanges so far
 
 
 class SchedulerMetrics:
@@ -89,8 +90,8 @@ class SchedulerMetrics:
         self._island_wait = counter("island_wait_seconds", waited, (*of_island, "reason"))
         relieved = "Microbatches that others train, since an island fell behind"
         self._island_relieved = counter("island_relieved_microbatches", relieved, of_island)
-        without = "Steps that have no part of an island, as it was lost"
-        self._island_dropped = counter("island_dropped_steps", without, of_island)
+        self._island_late = counter("island_late", "Exchanges without an island, which keeps its steps", of_island)
+        self._island_dropped = counter("island_dropped_steps", "Steps without a part of a lost island", of_island)
         self._island_forks = counter("island_forks", "Times an island began as a copy of another", of_island)
         rounds = "Rounds between islands, by outcome; an exchange has one for each unit"
         self._outer_rounds = counter("outer_rounds", rounds, ("job_id", "outcome"))
@@ -299,6 +300,7 @@ class SchedulerMetrics:
             for counter in (self._island_dropped, self._island_forks):
                 counter.labels(*of)
             self._raise_to(self._island_relieved, of, one.relieved)
+            self._raise_to(self._island_late, of, one.late)
             for state, reason in ISLAND_WAITS.items():
                 self._raise_to(self._island_wait, (*of, reason), one.waited_s.get(state, 0.0))
         for outcome in OUTER_OUTCOMES:

@@ -136,6 +136,7 @@ class IslandState(StrEnum):
     WAITING = "waiting"  # it has come to an exchange, and others have not
     EXCHANGING = "exchanging"  # until it has merged
     SAVING = "saving"  # all its steps are made
+    LATE = "late"  # an exchange was made without it; it keeps what it trained, and is in the next one
     LOST = "lost"
 
 

@@ -125,6 +125,9 @@ mixing        = "auto"          # the share of its own weights that an island ke
 compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: bfloat16, streaming fp4, gaia none
 threshold     = "auto"          # gaia: 0 to 1; islands send a number once they differ by this share of it, divided by
                                 # the root of the number of steps; auto: 0.01
+patience      = "auto"          # 0 to 1: for how much of a period an exchange waits for an island that has not come,
+                                # which then goes into the next one with all that it trained; or none: for ever;
+                                # auto: 0.05, a step and a half at least; none where shares are equal
 
 [checkpoint]
 dir          = ""               # an absolute folder or URL (s3://, gs://) that the scheduler can write; empty = its own

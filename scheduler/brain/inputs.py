@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from scheduler.brain.outputs import CommitRow
+from scheduler.brain.outputs import CommitRow, Exchanged
 from swarm.job.leases import Cut
-from swarm.types import JobState, PeerId, Round, UnitName
+from swarm.types import JobState, PeerId
 from swarm.wire.messages import Event
 
 
@@ -73,38 +73,19 @@ class RowsDurable:
 
 
 @dataclass(frozen=True, slots=True)
-class OuterRound:
-    """The round of one unit in which islands exchanged their proposals; `envoys` took part for one of the islands."""
-
-    unit: UnitName
-    round: Round
-    envoys: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """The envoys of all islands hold the mean proposal of every unit: the outer step may be committed.
-
-    `skip`: it is not finite. `norm`: its length.
-    """
-
-    step: int
-    rounds: tuple[OuterRound, ...]
-    skip: bool
-    norm: float
-
-
-@dataclass(frozen=True, slots=True)
 class EachIsland:
     """How each island begins, in their order; None: it is lost, as `absent` says."""
 
     begins: tuple[Start | Resumed | None, ...]
     absent: str = "before the scheduler was restarted"
+    exchanges: tuple[Exchanged, ...] = ()  # the newest before a restart
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateHere:
-    """The island that evaluated is lost: this one does so from now on."""
+    """The island that evaluated is lost, or late: this one does so from now on, or no longer."""
+
+    is_here: bool = True
 
 
 @dataclass(frozen=True, slots=True)

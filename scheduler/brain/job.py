@@ -16,7 +16,7 @@ from random import Random
 from types import MappingProxyType
 from typing import assert_never
 
-from scheduler.brain import inputs
+from scheduler.brain import inputs, outputs
 from scheduler.brain.events import apply_event
 from scheduler.brain.explain.facts import Situation, Team
 from scheduler.brain.explain.situation import Counts, counts, situation, team, waiting_for
@@ -68,10 +68,11 @@ class JobBrain:
                 return apply_event(self._parts, happened, now_s)
             case inputs.RowDurable(step=step):
                 return self._row_durable(step, now_s)
-            case inputs.Exchanged(step=step):
+            case outputs.Exchanged(step=step):
                 self._parts.commits.merge(state.progress.begin(step), happened, self._parts.loading.elements)
-            case inputs.EvaluateHere():
-                self._parts.evaluations.take_over()
+                self._parts.saving.merges(happened)
+            case inputs.EvaluateHere(is_here=is_here):
+                self._parts.evaluations.take_over(is_here=is_here)
             case inputs.OthersSave() | inputs.SaveAnew():
                 self._parts.saving.hear(happened)
             case inputs.Tick() | inputs.RowsDurable() | inputs.EachIsland():  # the last two are for jobs with islands
@@ -146,6 +147,10 @@ class JobBrain:
     def saves_only(self) -> bool:
         """Whether nothing but a checkpoint is under way."""
         return self._parts.saves_only
+
+    def saves(self, version: int, now_s: float) -> bool:
+        """Whether a level version would be saved if it were committed now."""
+        return self._parts.saving.wants(version, now_s)
 
     def owing(self, *, again: bool = False) -> list[PeerId]:
         """The replicas that have not handed over their part of a checkpoint; `again`: one that was late before."""

@@ -61,16 +61,44 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteRows:
-    """Make rows of several islands durable, all or none, then say RowsDurable; otherwise as WriteCommit.
+class OuterRound:
+    """The round of one unit in which islands exchanged their proposals; `envoys` took part for one of the islands."""
 
-    `forks` are durable with them: the islands that begin behind the outer step of these rows. `exchange_s` is how long
-    the rounds of that step took. `shares` come alone, without rows: leases that are cut anew.
+    unit: UnitName
+    round: Round
+    envoys: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """The durable record of an exchange: each island may make its outer step, once it has come to it.
+
+    `skip`: the mean proposal is not finite. `norm`: its length. `islands`: the timelines of those that proposed;
+    `late`: of those that keep what they trained for the next exchange of the fragment, and rebase. `whole`: all islands
+    at work make the outer step at once, and hold the same behind it, so it may be saved, or divided.
+    """
+
+    step: int
+    rounds: tuple[OuterRound, ...]
+    skip: bool
+    norm: float
+    islands: tuple[int, ...] = ()
+    whole: bool = False
+    late: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRows:
+    """Make rows of islands durable, all or none, then say RowsDurable; otherwise as WriteCommit.
+
+    An `exchange` is durable with the rows of islands that have come to its outer step, and with the `forks` behind it:
+    the islands that begin. `exchange_s` is how long its rounds took. `shares` come alone: leases that are cut anew.
     """
 
     rows: tuple[CommitRow, ...]
     forks: tuple[Fork, ...] = ()
     shares: tuple[Cut, ...] = ()
+    exchange: Exchanged | None = None
     exchange_s: float | None = None
 
 

@@ -11,6 +11,7 @@ Decision: docs/decisions/067.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -20,7 +21,7 @@ from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.islands.roster import still_at_work
 from scheduler.brain.islands.rows import Rows
 from scheduler.brain.lineage import row_counts
-from scheduler.brain.outputs import CommitRow
+from scheduler.brain.outputs import CommitRow, Exchanged
 from scheduler.brain.settings import NO_REBALANCING, BrainSettings
 from scheduler.jobs.brain_settings import brain_settings
 from scheduler.jobs.driver import Brain
@@ -112,7 +113,8 @@ async def rows_made(database: Database, record: JobRecord, spec: JobSpec, togeth
     lives += [fork.timeline for fork in began]
     rows = [row for life in lives for row in await database.rows(record.id, life)]
     has_begun = {island_of(spec, row.timeline) for row in rows}
-    made = together.rebuild(rows, began, _absent(record, spec, together.timeline) - has_begun)
+    absent = _absent(record, spec, together.timeline) - has_begun
+    made = together.rebuild(rows, began, absent, await database.exchanges(record.id, together.timeline))
     for cut in await database.leases(record.id, island_timeline(spec, together.timeline, 0)):
         together.lease(cut)
     return [row for row in made if row_counts(row.timeline, row.step, record.first_steps)]
@@ -137,10 +139,16 @@ async def lives_of(database: Database, record: JobRecord, spec: JobSpec) -> list
     return lives
 
 
-def at_work(spec: JobSpec, resumed: Sequence[Resumed], first_step: int = 0) -> tuple[Resumed | None, ...]:
+def at_work(
+    spec: JobSpec,
+    resumed: Sequence[Resumed],
+    first_step: int = 0,
+    exchanges: Sequence[Exchanged] = (),
+    timelines: Sequence[int] = (),
+) -> tuple[Resumed | None, ...]:
     """How each island goes on after a restart of the scheduler, on a timeline from `first_step`; None: it is lost."""
     paths = outer_courses(spec)
-    return still_at_work(paths, paths[0].version_after(first_step), resumed)
+    return still_at_work(paths, paths[0].version_after(first_step), resumed, exchanges, timelines)
 
 
 def islands_brain(
@@ -177,4 +185,5 @@ def islands_brain(
             rebalance=replace(NO_REBALANCING, min_replicas=spec.limits.min_replicas),
         )
 
-    return IslandsBrain([of(island) for island in range(len(paths))], paths, rng, spec.islands.min)
+    patience = spec.outer.patience if isinstance(spec.outer.patience, float) else math.inf
+    return IslandsBrain([of(island) for island in range(len(paths))], paths, rng, spec.islands.min, patience)

@@ -78,7 +78,10 @@ class JobRunner:
             job.run.driver.tell(Stop(asked, record.reason))
         begin: Begin = resumed[0]
         if job.spec.has_outer_steps:
-            begin = EachIsland(at_work(job.spec, resumed, record.first_steps[-1]))
+            assert job.progress.islands is not None, "the job has outer steps"
+            exchanges, timelines = tuple(job.progress.islands.newest), [life.timeline for life in lives]
+            begins = at_work(job.spec, resumed, record.first_steps[-1], exchanges, timelines)
+            begin = EachIsland(begins, exchanges=exchanges)
         self.tasks.create_task(self._drive(job, job.run, begin))
         await self.registry.enter(job, record.state, RESTARTED)
 
@@ -280,11 +283,13 @@ class _Effects:
             put = partial(database.put_leases, job.record.id, timeline, len(islands.cuts), cut)
             await self._until_written("what islands train", put)
             islands.lease(cut)
-        if not write.rows:
+        if not write.rows and write.exchange is None:
             return
-        put = partial(database.put_commits, job.record.id, write.rows, ports.wall_s(), write.forks)
-        await self._until_written(f"step {write.rows[0].step} of an island", put)
-        told = islands.take(write.rows, write.forks, brain.present)
+        exchanges = {} if write.exchange is None else {islands.timeline: write.exchange}
+        put = partial(database.put_commits, job.record.id, write.rows, ports.wall_s(), write.forks, exchanges)
+        step = write.rows[0].step if write.exchange is None else write.exchange.step
+        await self._until_written(f"step {step} of an island", put)
+        told = islands.take(write.rows, write.forks, brain.present, write.exchange)
         job.progress.tokens -= told.dropped_tokens
         if write.exchange_s is not None:
             begun = [island_of(job.spec, fork.timeline) for fork in write.forks]

@@ -84,6 +84,7 @@ def _show_speeds(job: Job, metrics: SchedulerMetrics) -> None:
                 sum(map(len, island.peers)),
                 island.waited_s,
                 island.relieved,
+                island.late,
             )
             for island in situation.islands
         ]

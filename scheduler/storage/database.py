@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import alembic.command
@@ -31,7 +32,7 @@ import alembic.util
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, ProgrammingError, SQLAlchemyError
 
-from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
+from scheduler.brain.outputs import CommitRow, EvaluationRow, Exchanged, Fork, OuterRound
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.job_record import JobRecord, JobTokens, Repeats
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
@@ -92,6 +93,7 @@ _EVALUATIONS = table(
     **of_type(sa.Float, "loss", "evaluated_unix_s"),
 )
 _FORKS = table("forks", _OF_TIMELINE, origin=sa.Integer, **of_type(sa.BigInteger, "version", "epoch"))
+_EXCHANGES = table("exchanges", _OF_TIMELINE | {"step": sa.BigInteger}, exchange_json=sa.Text, epoch=sa.BigInteger)
 _DRAINS = table("drains", {"peer": sa.Text}, incarnation=sa.BigInteger, reason=sa.Text)
 # As it was called while it had shares of each step; `version`: the number of a row on its timeline.
 _LEASES = table("shares", _OF_TIMELINE | {"version": sa.BigInteger}, shares_json=sa.Text, epoch=sa.BigInteger)
@@ -202,8 +204,10 @@ class Database:
         rows: Sequence[CommitRow],
         now_unix_s: float,
         forks: Sequence[Fork] = (),
+        exchanges: Mapping[int, Exchanged] = MappingProxyType({}),
     ) -> None:
-        """The same for commit points of several islands, with what holds behind them: all of it, or nothing."""
+        """The same for commit points of several islands, with exchanges by the job's timeline, and what holds behind
+        them: all of it, or nothing."""
         mine = {"job": job, "epoch": self.epoch}
 
         def write(connection: sa.Connection) -> None:
@@ -214,6 +218,9 @@ class Database:
                 put_once(connection, _COMMITS, values | {"committed_unix_s": now_unix_s}, "epoch")
             for fork in forks:
                 put_once(connection, _FORKS, mine | asdict(fork), "epoch")
+            for timeline, made in exchanges.items():
+                at = {"timeline": timeline, "step": made.step, "exchange_json": json.dumps(asdict(made))}
+                put_once(connection, _EXCHANGES, mine | at, "epoch")
 
         await self.write(write, "commit")
 
@@ -234,6 +241,12 @@ class Database:
         """The islands of a job that began as copies of others, oldest first."""
         query = sa.select(_FORKS).where(_FORKS.c.job == job).order_by(_FORKS.c.timeline)
         return await self.read(query, lambda row: Fork(row["timeline"], row["origin"], row["version"]))
+
+    async def exchanges(self, job: JobId, timeline: int) -> list[Exchanged]:
+        """The exchanges of a job's islands on a timeline of the job, oldest first."""
+        of = _EXCHANGES.c
+        query = sa.select(_EXCHANGES).where(of.job == job, of.timeline == timeline).order_by(of.step)
+        return await self.read(query, _exchanged)
 
     async def rows(self, job: JobId, timeline: int) -> tuple[CommitRow, ...]:
         """The commit rows of a timeline, oldest first."""
@@ -306,8 +319,8 @@ class Database:
 
     async def delete_rows(self, job: JobId) -> None:
         """Delete what the job committed and measured."""
-        tables = ((_COMMITS, "step"), (_FORKS, "version"), (_LEASES, "version"), (_EVALUATIONS, "version"))
-        for found, at in tables:
+        by_version = ((found, "version") for found in (_FORKS, _LEASES, _EVALUATIONS))
+        for found, at in ((_COMMITS, "step"), (_EXCHANGES, "step"), *by_version):
             key = found.c.job == job
             first = sa.select(sa.func.min(found.c[at]).label("at")).where(key)
             while (least := (await self.select(first))[0]["at"]) is not None:
@@ -550,6 +563,13 @@ def _commit_row(row: sa.RowMapping) -> CommitRow:
     rounds = {UnitName(unit): Round(*made) for unit, made in json.loads(row["rounds_json"]).items()}
     same = {name: row[name] for name in ("timeline", "step", "norm", "scale", "learning_rate", "skip", "tokens")}
     return CommitRow(rounds=rounds, loss=_or_nan(row["loss"]), **same)
+
+
+def _exchanged(row: sa.RowMapping) -> Exchanged:
+    values: dict[str, Any] = json.loads(row["exchange_json"])
+    values |= {name: tuple(of) for name, of in values.items() if isinstance(of, list)}
+    rounds = (OuterRound(UnitName(of["unit"]), Round(**of["round"]), tuple(of["envoys"])) for of in values["rounds"])
+    return Exchanged(**values | {"rounds": tuple(rounds)})
 
 
 def _execute(statement: sa.Delete, connection: sa.Connection) -> None:

@@ -71,6 +71,7 @@ def outer_plan(spec: JobSpec) -> OuterPlan:
     """When the islands of a resolved spec with outer steps capture and merge."""
     outer, filters = spec.outer.model_dump(), spec.averaging.mode == "gaia"
     outer["threshold"] = outer["threshold"] if filters else None  # a job may be older than the key
+    del outer["patience"]  # the scheduler's alone, and a job may be older than the key
     assert "auto" not in outer.values(), "resolve the spec first"
     rhythm = Rhythm(spec.training.steps, outer["every_steps"], outer["fragments"], outer["overlap_steps"])
     update = OuterUpdate(outer["learning_rate"], outer["momentum"])

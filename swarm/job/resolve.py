@@ -76,6 +76,7 @@ _AUTO: dict[str, dict[str, Any]] = {
 # (docs/islands.md), and those of the papers (swarm/job/outer.py), for a job that sets only one of the two.
 _MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5), "gaia": (1.0, 0.0)}
 _PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9), "gaia": (1.0, 0.0)}
+PATIENCE, PATIENCE_STEPS = 0.05, 1.5  # of a period, and steps: for how long the least of an exchange is waited for
 LAYERS_PER_FRAGMENT = 3  # of streaming, as in its paper
 PROPOSAL_BYTES = {"none": 4.0, "bfloat16": 2.0, "int8": 1.02, "fp4": 0.52}  # of a parameter, by outer.compression
 
@@ -137,8 +138,7 @@ def _filled(spec: JobSpec, basis: Basis) -> JobSpec:
         values["training"]["optimizer_on"] = "device"
     values["islands"]["count"] = spec.island_count
     if spec.islands.shares == "auto":
-        by_speed = spec.island_count > 1 and not spec.training.reproducible
-        values["islands"]["shares"] = "speed" if by_speed else "equal"
+        values["islands"]["shares"] = "speed" if _by_speed(spec) else "equal"
     values["outer"] = _outer(spec)
     default = min(basis.stages or stages_for(len(basis.idle)), spec.stages_max, STAGES_MAX)
     stages = default if spec.pipeline.stages == "auto" else spec.pipeline.stages
@@ -247,6 +247,7 @@ def _outer(spec: JobSpec, overlap_steps: int | None = None) -> dict[str, Any]:
     both = values["learning_rate"] == values["momentum"] == "auto"
     chosen["learning_rate"], chosen["momentum"] = (_MEASURED if both else _PUBLISHED)[spec.averaging.mode]
     room = (every - 1) // (1 if values["fragments"] == "auto" else values["fragments"])
+    chosen["patience"] = min(1.0, max(PATIENCE, PATIENCE_STEPS / every)) if _by_speed(spec) else "none"
     chosen["overlap_steps"] = min(chosen["overlap_steps"] if overlap_steps is None else overlap_steps, room)
     overlaps = chosen["overlap_steps"] if values["overlap_steps"] == "auto" else values["overlap_steps"]
     if overlaps and spec.averaging.mode != "gaia":
@@ -255,6 +256,12 @@ def _outer(spec: JobSpec, overlap_steps: int | None = None) -> dict[str, Any]:
     if values["fragments"] == "auto" and filled["overlap_steps"]:  # as many as can be exchanged one after the other
         filled["fragments"] = max(1, min(filled["fragments"], (every - 1) // filled["overlap_steps"]))
     return filled
+
+
+def _by_speed(spec: JobSpec) -> bool:
+    """Whether leases follow speed, as chance may then have a say in the weights."""
+    is_free = spec.island_count > 1 and not spec.training.reproducible
+    return is_free if spec.islands.shares == "auto" else spec.islands.shares == "speed"
 
 
 def _for_sites(spec: JobSpec, basis: Basis) -> tuple[JobSpec, Basis]:

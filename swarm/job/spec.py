@@ -292,6 +292,7 @@ class OuterSection(Section):
     compression: Auto | Literal["none", "bfloat16", "int8", "fp4"] = "auto"  # of what islands propose
     # gaia only: the share of an outer weight by which an island must differ from it to propose it, in the first step
     threshold: Auto | Annotated[float, Field(ge=0, le=1)] = "auto"
+    patience: Auto | Literal["none"] | Annotated[float, Field(ge=0, le=1)] = "auto"  # with islands, share of a period
 
 
 def check_islands(spec: JobSpec) -> None:

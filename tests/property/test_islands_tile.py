@@ -6,7 +6,7 @@ is sets of portions. A portion weighs `1 << portion` tokens, so a sum of tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scheduler.brain.islands.roster import Roster
 from scheduler.brain.islands.rows import Rows
-from scheduler.brain.outputs import CommitRow, Fork
+from scheduler.brain.outputs import CommitRow, Exchanged, Fork
 from scheduler.brain.state.brain_state import Mode
 from swarm.job.course import IslandCourse, OuterCourse
 
@@ -78,16 +78,18 @@ class IslandsTile(RuleBasedStateMachine):
         self.rows, self.told, self.tokens = Rows(0, courses), 0, 0
         self.durable: list[CommitRow] = []
         self.forks: list[Fork] = []
+        self.made: list[Exchanged] = []
         self.counted: dict[int, set[int]] = {p: set() for p in range(courses[0].fragments)}
         self.left_out: dict[tuple[int, int], set[int]] = {}
         self.trained = [set[int]() for _ in courses]
         self.is_lost_since = False  # an island, since the newest exchange
         self.kept: set[int] = set()  # of steps before the newest outer one
 
-    def _write(self, rows: list[CommitRow], forks: list[Fork] | None = None) -> None:
+    def _write(self, rows: list[CommitRow], forks: Sequence[Fork] = (), made: Exchanged | None = None) -> None:
         self.durable += rows
-        self.forks += forks or []
-        told = self.rows.take(rows, forks or [], self.roster.present)
+        self.forks += forks
+        self.made += [made] if made is not None else []
+        told = self.rows.take(rows, forks, self.roster.present, made)
         assert [row.step for row in told.rows] == list(range(self.told, self.told + len(told.rows))), "in order, once"
         self.told += len(told.rows)
         self.tokens += sum(row.tokens for row in told.rows) - told.dropped_tokens
@@ -123,7 +125,7 @@ class IslandsTile(RuleBasedStateMachine):
         step = self.roster.outer_step
         assert step is not None
         outer, at_work = self.courses[0].outer_at(step), self.roster.at_work()
-        proposed = {delegation.timeline: delegation.tokens for delegation in self.roster.delegations(step)}
+        proposed = {delegation.timeline: delegation.tokens for delegation in self.roster.delegations(step, at_work, {})}
         rows = []
         for island in at_work.values():
             made: Any = island
@@ -139,7 +141,7 @@ class IslandsTile(RuleBasedStateMachine):
         begins = sorted(self.roster.lost) if anew and self.roster.may_begin_behind(step) else []
         origin = self.roster.timelines[min(at_work)]
         forks = [Fork(self.roster.next_timeline(number), origin, step + 1) for number in begins]
-        self._write(rows, forks)
+        self._write(rows, forks, Exchanged(step, (), False, 1.0, tuple(row.timeline for row in rows)))
         for number, fork in zip(begins, forks, strict=True):
             life: Any = Island(Life(fork.timeline, fork.version), self.courses[number], fork.version)
             self.roster.renew(number, life, ())
@@ -161,7 +163,7 @@ class IslandsTile(RuleBasedStateMachine):
     def scheduler_restarts(self) -> None:
         """It has the database alone. Who was lost since the newest exchange is not in there, and is noticed anew."""
         rebuilt = Rows(0, self.courses)
-        made = rebuilt.rebuild(self.durable, self.forks, absent=self.absent)
+        made = rebuilt.rebuild(self.durable, self.forks, self.absent, self.made)
         assert [row.step for row in made] == list(range(len(made)))
         tokens = sum(row.tokens for row in made)
         if not self.is_lost_since:

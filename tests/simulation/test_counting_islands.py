@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from scheduler.brain.outputs import Exchanged
 from swarm.job.leases import Cut
 from tests.simulation.engine.islands import (
     CHECKERS,
@@ -28,17 +29,21 @@ from tests.simulation.engine.islands import (
     Shape,
     Summed,
     World,
+    anchor_gap,
     checkpoints_level,
+    course_of,
+    exchange_first,
     exchanges,
     faults,
     islands_together,
+    late_once,
     leases_of,
     leases_tile,
     microbatches_once,
     outer_weights_equal,
     play,
     portions_once,
-    row_before_merge,
+    quorum,
     rows_in_order,
     spans_tile,
     stops_in_time,
@@ -65,7 +70,7 @@ def test_islands_begin_each_checkpoint_together_however_their_clocks_and_steps_l
 
 def counts(history: History, name: str) -> list[int]:
     """How many islands took part in each exchange."""
-    return [len(rows) for _, rows in sorted(exchanges(history, PLAYS[name].shape).items())]
+    return [len(made.islands) for _, made in sorted(exchanges(history).items())]
 
 
 def begun_anew(history: History) -> int:
@@ -123,6 +128,14 @@ def test_lost_sites_come_back_where_stage_servers_start_there(name: str) -> None
     assert 2 * sum(back) >= len(plays)
     alone = replace(calm, replicas=1, arrivals=0)
     assert not any(begun_anew(played(alone, seed)) for seed in seeds(4, 0))
+
+
+def test_islands_are_late_and_come_back() -> None:
+    """Whatever made them late; the next exchange has them."""
+    for name in [name for name in PLAYS if name.startswith("late-")]:
+        made = [[*exchanges(history).values()] for history in histories(name)]
+        late = [timeline for play in made for one in play for timeline in one.late]
+        assert late or name in ("late-slow-saving", "late-and-lost", "late-losing"), name
 
 
 def test_leases_are_cut_anew_amid_a_period_and_a_lost_island_has_none() -> None:
@@ -201,22 +214,6 @@ def merge_first(history: History) -> History:
     return [merged, *(record for record in history if record is not merged)]
 
 
-def one_island_first(history: History) -> History:
-    """The outer row of one island comes in another transaction, and an inner one of it before that of the other."""
-    doctored: History = []
-    held: list[Rows] = []
-    for record in history:
-        if isinstance(record, Rows) and len(record.rows) > 1 and not held:
-            doctored.append(Rows(record.rows[:1]))
-            held.append(Rows(record.rows[1:]))
-            continue
-        doctored.append(record)
-        if held and isinstance(record, Rows) and record.rows[0].timeline == 0:
-            doctored += held
-            held = [Rows(())]
-    return doctored
-
-
 def ended_badly(history: History) -> History:
     return [*history[:-1], Ended("stalled", "nobody knows")]
 
@@ -289,13 +286,74 @@ def leases_too_large(history: History) -> History:
     return [*history[:at], replace(one, cut=cut), *history[at + 1 :]]
 
 
+def change_exchange(number: int, change: Callable[[Exchanged], Exchanged]) -> Doctor:
+    """Another exchange became durable."""
+
+    def doctored(history: History) -> History:
+        rows = [one for one in history if isinstance(one, Rows) and one.exchange is not None]
+        at = rows[number]
+        assert at.exchange is not None
+        other = replace(at, exchange=change(at.exchange))
+        return [other if one is at else one for one in history]
+
+    return doctored
+
+
+def late_twice(history: History) -> History:
+    """The island that was late is late in the next exchange too."""
+    made = [one.exchange for one in history if isinstance(one, Rows) and one.exchange is not None]
+    number = next(n for n, one in enumerate(made) if one.late)
+    late = made[number].late
+    return change_exchange(number + 1, lambda one: replace(one, late=late))(history)
+
+
+def late_in_the_end(history: History) -> History:
+    return change_exchange(-1, lambda one: replace(one, islands=one.islands[:1], late=one.islands[1:]))(history)
+
+
+def late_where_it_is_saved(history: History) -> History:
+    made = next(one.exchange for one in history if isinstance(one, Rows) and one.exchange and one.exchange.late)
+    return [*history, Kept(course_of(PLAYS["late-slow"].shape, 0).inner_steps(made.step))]
+
+
+def behind_one_that_has_not_merged(history: History) -> History:
+    """The next exchange is durable before a late island has made the outer step of the one before."""
+    at = next(n for n, one in enumerate(history) if isinstance(one, Rows) and one.exchange and one.exchange.late)
+    first = history[at]
+    assert isinstance(first, Rows)
+    assert first.exchange is not None
+    late, step = first.exchange.late[0], first.exchange.step
+    return [one for one in history if not isinstance(one, Rows) or (late, step) not in made_in(one)]
+
+
+def made_in(rows: Rows) -> list[tuple[int, int]]:
+    return [(row.timeline, row.step) for row in rows.rows]
+
+
+def one_does_not_merge(history: History) -> History:
+    """An island trains on behind the first exchange without its outer step."""
+    first = next(one.exchange for one in history if isinstance(one, Rows) and one.exchange is not None)
+    late = (first.islands[-1], first.step)
+    return [
+        replace(one, rows=tuple(row for row in one.rows if (row.timeline, row.step) != late))
+        if isinstance(one, Rows)
+        else one
+        for one in history
+    ]
+
+
+def composed_otherwise(history: History) -> History:
+    """An envoy made another mean."""
+    return changed(Composed, 0, lambda one: replace(one, mean="another"))(history)  # type: ignore[type-var]
+
+
 LOSING = Shape(replicas=3, steps=9)
 
 
 def played_as(name: str) -> tuple[History, Shape]:
     """A history to be doctored, and its shape; "lost": island 1 lost a stage behind its first step."""
     if name != "lost":
-        return played(PLAYS[name].shape, 0), PLAYS[name].shape
+        return played(PLAYS[name].shape, PLAYS[name].kept if name in LATE else 0), PLAYS[name].shape
     world = World(LOSING, 0)
     world.play_until(lambda one: bool(one.database[1]))
     world.lose(1, 0)
@@ -303,7 +361,7 @@ def played_as(name: str) -> tuple[History, Shape]:
     return world.history, replace(LOSING, losses=1)
 
 
-WHOLE, LOST, DIVIDED = ("calm", "streaming"), ("lost",), ("divided-quiet",)
+WHOLE, LOST, DIVIDED, LATE = ("calm", "streaming"), ("lost",), ("divided-quiet",), ("late-slow",)
 DOCTORED: list[tuple[tuple[str, ...], Checker, Doctor]] = [
     (WHOLE, rows_in_order, without(Rows, 0)),
     (WHOLE, microbatches_once, one_less),
@@ -313,10 +371,18 @@ DOCTORED: list[tuple[tuple[str, ...], Checker, Doctor]] = [
     (WHOLE, portions_once, changed(Merged, 0, twice)),
     (WHOLE, portions_once, changed(Merged, -1, lacking)),
     (WHOLE, outer_weights_equal, changed(Merged, 0, lacking)),
-    (WHOLE, row_before_merge, merge_first),
-    (WHOLE, row_before_merge, one_island_first),
-    (WHOLE, row_before_merge, lambda history: [record for record in history if not isinstance(record, Composed)]),
-    (WHOLE, islands_together, one_island_first),
+    (WHOLE, exchange_first, merge_first),
+    (WHOLE, exchange_first, lambda history: [record for record in history if not isinstance(record, Composed)]),
+    (WHOLE, exchange_first, change_exchange(0, lambda one: replace(one, islands=one.islands[:1]))),
+    (WHOLE, anchor_gap, one_does_not_merge),
+    (WHOLE, quorum, composed_otherwise),
+    (WHOLE, quorum, change_exchange(0, lambda one: replace(one, islands=()))),
+    (LATE, anchor_gap, behind_one_that_has_not_merged),
+    (LATE, late_once, late_twice),
+    (LATE, late_once, late_in_the_end),
+    (LATE, late_once, late_where_it_is_saved),
+    (LATE, spans_tile, change_exchange(0, lambda one: replace(one, late=one.islands[:1]))),
+    (WHOLE, islands_together, one_does_not_merge),
     (WHOLE, checkpoints_level, without(HandedOver, 0)),
     (WHOLE, checkpoints_level, changed(HandedOver, 0, early)),
     (WHOLE, stops_in_time, lambda history: [Asked(), *history]),
@@ -325,7 +391,7 @@ DOCTORED: list[tuple[tuple[str, ...], Checker, Doctor]] = [
     (LOST, islands_together, without_forks),
     (LOST, islands_together, late_forks),
     (LOST, portions_once, lost_island_counts),
-    (LOST, row_before_merge, lost_island_merges),
+    (LOST, exchange_first, lost_island_merges),
     (LOST, checkpoints_level, lost_island_has_a_part),
     (DIVIDED, leases_tile, a_microbatch_is_missing),
     (DIVIDED, leases_tile, one_too_many),

@@ -74,7 +74,7 @@ def test_an_island_that_loses_a_stage_is_lost_and_the_others_go_on(moment: Calla
     (standing,) = [island for island in world.brain.situation(1.0).islands if island.number == 1]
     assert standing.waiting_for.startswith("lost: stage server i1-s0-0")
     counts_once(world)
-    assert {len(rows) for rows in exchanges(world.history, shape).values()} == {1}
+    assert {len(made.islands) for made in exchanges(world.history).values()} == {1}
 
 
 def test_an_island_whose_only_machine_for_a_stage_is_too_small_is_lost_and_the_others_go_on() -> None:
@@ -115,7 +115,7 @@ def test_an_island_begins_anew_with_half_of_the_replicas_of_another() -> None:
     ]
     assert world.brain.timelines == (0, fork.timeline)
     counts_once(world)
-    took_part = [len(rows) for _, rows in sorted(exchanges(world.history, world.shape).items())]
+    took_part = [len(made.islands) for _, made in sorted(exchanges(world.history).items())]
     assert took_part == [1, 2, 2, 2, 2], "the exchange behind the loss was without it"
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from scheduler.brain.inputs import OthersSave, SaveAnew
-from scheduler.brain.outputs import BeginCheckpoint, PublishCheckpoint, Stopped
+from scheduler.brain.outputs import BeginCheckpoint, Exchanged, PublishCheckpoint, Stopped
 from scheduler.brain.settings import SavingRules
 from swarm.job.course import PLAIN, Course
 from swarm.types import Decision, PeerId
@@ -73,18 +73,19 @@ class CheckpointSchedule:
         self._unhealing = 0  # how many of them were not the storage's fault
         self.again_s = -math.inf  # when to save it once more
         self.at_once = False  # save the next version, as the one before was not accepted
+        self._apart = -1  # the newest version that islands do not reach at one moment
 
     def due(self, version: int, now_s: float) -> Decision[int]:
         """Whether to save `version`, which was just committed; a reason without a plan belongs in the log."""
         rules = self.rules
-        if version != self._course.level_from(version):
+        if version == self._apart or version != self._course.level_from(version):
             return Decision(None, "")  # islands differ, and so must not their clocks: all hear of a level one at once
         if self._last_s is None:
             self._last_s = now_s
         if version == self._steps or (self.stop is not None and version >= self.stop_at):
             return Decision(None, "")  # saved when nothing runs any more
         by_steps = self._course.is_saved(version, rules.every_steps)
-        by_time = rules.every_s > 0 and now_s - self._last_s >= self._pause_s
+        by_time = self._by_time(now_s)
         if not by_steps and not by_time and not self.at_once:
             return Decision(None, "")
         pause_s, self._pause_s = self._pause_s, rules.every_s
@@ -97,6 +98,22 @@ class CheckpointSchedule:
             told = self._course.inner_steps(version)
             return Decision(None, f"no checkpoint at step {told}: other islands still write an earlier one")
         return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"after {pause_s:g} s")
+
+    def wants(self, version: int, now_s: float) -> bool:
+        """Whether a level version would be saved if it were committed now."""
+        ends = version == self._steps or (self.stop is not None and version >= self.stop_at)
+        by_steps = self._course.is_saved(version, self.rules.every_steps)
+        return ends or by_steps or self.at_once or self._by_time(now_s)
+
+    def _by_time(self, now_s: float) -> bool:
+        """Whether one is due by the clock, which begins with the first level version."""
+        return self.rules.every_s > 0 and (self._last_s is None or now_s - self._last_s >= self._pause_s)
+
+    def merges(self, exchanged: Exchanged) -> None:
+        """Islands exchange: what is behind that is saved only if they hold it at one moment."""
+        if not exchanged.whole:
+            self._apart = exchanged.step + 1
+            self.at_once |= self._course.is_saved(self._apart, self.rules.every_steps)
 
     @property
     def is_under_way(self) -> bool:

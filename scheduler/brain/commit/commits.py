@@ -11,8 +11,7 @@ from random import Random
 
 from scheduler.brain.commit.digests import SAME_HINT, Expel, Remedy, vote
 from scheduler.brain.commit.slices import EMPTY_SET, squared_norms
-from scheduler.brain.inputs import Exchanged
-from scheduler.brain.outputs import CommitRow, Fail, WriteCommit
+from scheduler.brain.outputs import CommitRow, Exchanged, Fail, WriteCommit
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.pool import DONORS_MAX, choose_donors

@@ -95,6 +95,7 @@ class IslandStanding:
     waited_s: Mapping[IslandState, float] = field(default_factory=dict)  # at exchanges so far, in which state
     relief: str = ""  # what was done in this period, since it fell behind
     relieved: int = 0  # microbatches that others train in its place, so far
+    late: int = 0  # exchanges so far that were made without it, and it keeps its steps
 
     @property
     def is_lost(self) -> bool:

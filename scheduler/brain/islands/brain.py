@@ -3,13 +3,14 @@
     inputs ──▶ the brain of the island that the peer serves ──▶ outputs, told as the job's
                    │ all have come to the same outer step
                    ▼
-               Exchanging (exchange.py) ──▶ Exchanged, to every island ──▶ their rows, durable all or none ──▶ commits
+               Exchanging (exchange.py) ──▶ Exchanged: durable, then told to each that has come ──▶ its row ──▶ commits
 
 Each island is a JobBrain on a timeline of its own (swarm/job/islands.py) and knows nothing of the others. This brain
-has the interface of a JobBrain, so drivers and views treat both alike. An outer step is committed once every island at
-work has proposed. The rows are written together, because the replicas of an island without a row could not merge. A job
-that is to stop trains up to the next outer step, after which all islands hold the same weights. An island that loses a
-stage is lost, and the others go on; it begins anew as a copy of another (forks.py).
+has the interface of a JobBrain, so drivers and views treat both alike. An exchange is made once all islands at work
+have proposed, or patience with some is over: they are late, keep their steps, and are in the next one. Each island
+merges when it comes to the outer step, as others hold what it needs until all have merged. Where the job is saved,
+stopped or divided behind an exchange, it has all islands, and all make the step at once. An island that loses a stage
+is lost, and the others go on; it begins anew as a copy of another (forks.py).
 
 Decisions: docs/decisions/064, 067, 090, 126.
 """
@@ -29,7 +30,7 @@ from scheduler.brain.explain.situation import Counts
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands.checkpoints import Gone, JointCheckpoints, Saving
 from scheduler.brain.islands.exchange import OuterSteps, islands_to_evict
-from scheduler.brain.islands.forks import Division, Divisions
+from scheduler.brain.islands.forks import Division, Divisions, may_divide
 from scheduler.brain.islands.guests import Guests
 from scheduler.brain.islands.pacing import Pacing
 from scheduler.brain.islands.roster import OuterDigests, Roster, states
@@ -50,9 +51,15 @@ class IslandsBrain:
     """All decisions of one job with outer steps; `settings` and `courses` have one for each island."""
 
     def __init__(
-        self, settings: Sequence[BrainSettings], courses: Sequence[OuterCourse], rng: Random, least: int = 1
+        self,
+        settings: Sequence[BrainSettings],
+        courses: Sequence[OuterCourse],
+        rng: Random,
+        least: int = 1,
+        patience: float = math.inf,
     ) -> None:
-        """`least`: with fewer islands at work the job stalls. Leases that follow speed come with `courses`."""
+        """`least`: with fewer islands at work the job stalls. `patience`: how long an exchange waits for some, in
+        shares of a period. Leases that follow speed come with `courses`."""
         self.settings = settings[0]
         self.courses = tuple(courses)
         islands = [
@@ -64,7 +71,7 @@ class IslandsBrain:
         self._divisions = Divisions()
         self._guests = Guests()
         self._evaluator = 0  # the island that evaluates
-        self._outer = OuterSteps(self.settings, self._roster)
+        self._outer = OuterSteps(self.settings, self._roster, patience)
         self._pacing = Pacing(self._roster, self.courses[0].inner.leases)
         self._outer_weights = OuterDigests(self.courses)
         self._checkpoints = JointCheckpoints()
@@ -254,8 +261,12 @@ class IslandsBrain:
 
     def _begin(self, each: inputs.EachIsland, now_s: float) -> list[Output]:
         self._roster.lost = {island: each.absent for island, one in enumerate(each.begins) if one is None}
-        self._evaluator = min(self.present)
-        decided = self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
+        committed = {n: one.committed for n, one in enumerate(each.begins) if isinstance(one, inputs.Resumed)}
+        self._outer.resume(each.exchanges, committed, now_s)
+        self._evaluator = min(set(self.present) - self._roster.late.keys(), default=min(self.present))
+        decided = list[Output]()
+        for island in self.present:
+            decided += self._tell(island, inputs.EvaluateHere(is_here=island == self._evaluator), now_s)
         for island, begin in enumerate(each.begins):
             if begin is None:
                 continue
@@ -299,7 +310,7 @@ class IslandsBrain:
                 case Stopped() | Fail():
                     return [*decided, *self._ended(island, output, now_s, was_loading=was_loading)]
                 case _:
-                    decided.append(of_job(output, island, self._roster, self._outer.envoys))
+                    decided.append(of_job(output, island, self._roster, self._outer))
         return decided
 
     def _ended(self, island: int, end: Stopped | Fail, now_s: float, *, was_loading: bool) -> list[Output]:
@@ -383,7 +394,8 @@ class IslandsBrain:
         self._asked, self._stopping = None, Stopped(asked.state, asked.reason)
         if any(brain.mode is Mode.LOADING for brain in self._roster.at_work().values()):
             return self._end(self._stopping, asked.reason, now_s)
-        return self._tell_all(replace(asked, version=self._roster.level()), now_s)
+        settled = max((step + 1 for step in self._outer.owes().values()), default=0)
+        return self._tell_all(replace(asked, version=self._roster.level(settled)), now_s)
 
     def _pause_on_nonfinite(self, rows: Sequence[CommitRow]) -> list[Output]:
         """Pause behind the next outer step if an island skipped an inner one, where the job file says so."""
@@ -415,23 +427,44 @@ class IslandsBrain:
         return decided if failed is None else self._end(failed, failed.message, now_s)
 
     def _exchange(self, now_s: float) -> list[Output]:
-        """Exchange once all islands at work have come to the same outer step, then commit the step."""
+        """Exchange once all islands at work hold what they propose, and let those merge that have come so far."""
         if self._divisions:
             return []  # islands that are about to begin take part
         decided, exchanged = self._receive(now_s), None
         if not self._guests.awaited:
-            rounds, exchanged = self._outer.advance(now_s)
+            rounds, exchanged = self._outer.advance(now_s, lambda step: self._is_whole(step, now_s))
             decided += rounds
+        here = set(self.present) - self._roster.late.keys()
+        if here and self._evaluator not in here and not self.courses[0].streams:  # it does not get the outer weights
+            decided += self._tell(self._evaluator, inputs.EvaluateHere(is_here=False), now_s)
+            self._evaluator = min(here)
+            decided += self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
+        told = self._merge(now_s)
         if exchanged is None:
-            return decided
+            return decided + told
         self._guests.exchanged(self._roster, now_s)
-        told = self._tell_all(exchanged, now_s)
         rows = [row for output in told if isinstance(output, outputs.WriteRows) for row in output.rows]
         decided += [output for output in told if not isinstance(output, outputs.WriteRows)]
-        assert len(rows) == len(self.present), "each island at work commits the outer step"
-        decided += self._divide(exchanged.step, now_s)
+        decided += self._divide(exchanged, now_s)
         forks = tuple(division.fork for division in self._divisions)
-        return [*decided, outputs.WriteRows(tuple(rows), forks, exchange_s=self._outer.took_s)]
+        return [*decided, outputs.WriteRows(tuple(rows), forks, exchange=exchanged, exchange_s=self._outer.took_s)]
+
+    def _merge(self, now_s: float) -> list[Output]:
+        """Let islands make the outer step of the newest exchange that have come to it."""
+        made, at_work = self._outer.made, self._roster.at_work().items()
+        come = [n for n, brain in at_work if made is not None and brain.outer_step == made.step]
+        told = [output for n in come if made is not None for output in self._tell(n, made, now_s)]
+        return [*self._outer.have_merged(now_s), *told]
+
+    def _is_whole(self, step: int, now_s: float) -> bool:
+        """Whether all islands make an outer step at once, as something is saved, ends or begins behind it."""
+        course, roster = self.courses[0], self._roster
+        if self.is_stopping or course.outer_at(step).behind == course.inner.steps:
+            return True
+        if not roster.may_begin_behind(step):
+            return False
+        is_due = any(brain.saves(step + 1, now_s) for brain in roster.at_work().values())
+        return is_due or self._guests.are_there or may_divide(roster, step + 1, self._guests.resting(now_s))
 
     def _receive(self, now_s: float) -> list[Output]:
         """Let guests fetch the state before an exchange after which islands may begin."""
@@ -466,7 +499,7 @@ class IslandsBrain:
         self._roster.lose(island, told)
         trained = "the others go on; what it has trained since the last exchange is left out"
         note = Note("warning", f"island {island} is lost: {told}; {trained}")
-        decided = [note, outputs.IslandLost(island), *self._outer.begin_again(f"island {island} is lost")]
+        decided = [note, outputs.IslandLost(island), *self._outer.without(island)]
         if (version := self._checkpoints.lose(island)) is not None:
             drop = DropCheckpoint(version, "peer", f"island {island} was lost before it was kept")
             decided += self._drop(drop, now_s, anew=True)
@@ -475,11 +508,11 @@ class IslandsBrain:
             decided += self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
         return decided
 
-    def _divide(self, step: int, now_s: float) -> list[Output]:
-        """Let lost islands begin anew after an outer step, if others can spare replicas for every stage."""
-        if self.is_stopping or not self._roster.may_begin_behind(step):
+    def _divide(self, exchanged: outputs.Exchanged, now_s: float) -> list[Output]:
+        """Let lost islands begin anew after an exchange, if others can spare replicas for every stage."""
+        if self.is_stopping or not exchanged.whole or not self._roster.may_begin_behind(exchanged.step):
             return []
-        leaves = self._divisions.begin(self._roster, step + 1, self._guests.resting(now_s))
+        leaves = self._divisions.begin(self._roster, exchanged.step + 1, self._guests.resting(now_s))
         return [output for island, leave in leaves for output in self._tell(island, leave, now_s)]
 
     def _settle(self, now_s: float) -> list[Output]:
@@ -506,18 +539,16 @@ class IslandsBrain:
         return [*places, *(output for each in told for output in self._tell(island, each, now_s))]
 
 
-def of_job(output: Output, island: int, roster: Roster, envoys: set[PeerId]) -> Output:
-    """An island's decision as the job's: rows, places and notes name the island, and commits name donors elsewhere.
-
-    `envoys`: the envoys of the newest outer step.
-    """
+def of_job(output: Output, island: int, roster: Roster, outer: OuterSteps) -> Output:
+    """An island's decision as the job's: rows, places and notes name the island, and commits of outer steps name donors
+    elsewhere, and say whether the island was late."""
     course = roster.courses[island]
     match output:
         case outputs.Send(peer=peer, command=LoadStage(join=0) as load) if roster.is_fork(island):
             return outputs.Send(peer, replace(load, held=load.version))
         case outputs.Send(peer=peer, command=Commit() as commit) if course.is_outer(commit.step):
-            donors = (*commit.donors, *roster.allies(island, peer, commit.step, envoys))
-            return outputs.Send(peer, replace(commit, donors=donors))
+            donors = (*commit.donors, *roster.allies(island, peer, commit.step, outer.envoys))
+            return outputs.Send(peer, replace(commit, donors=donors, rebases=outer.rebases(island, commit.step)))
         case outputs.WriteCommit(row=row):
             return outputs.WriteRows((row,))
         case outputs.WriteEvaluation(row=row):
@@ -549,8 +580,9 @@ def situation_of(roster: Roster, outer: OuterSteps, pacing: Pacing, waiting_for:
             _share(courses[number], brain.agreed),
             state[number],
             outer.waits.of(number, now_s),
-            pacing.relief.get(number, ""),
+            "; ".join(filter(None, (pacing.relief.get(number, ""), outer.late_text(number, now_s)))),
             pacing.relieved[number],
+            outer.late[number],
         )
         for number, brain in islands.items()
     ]
@@ -560,6 +592,7 @@ def situation_of(roster: Roster, outer: OuterSteps, pacing: Pacing, waiting_for:
             state=IslandState.LOST,
             waited_s=outer.waits.of(number, now_s),
             relieved=pacing.relieved[number],
+            late=outer.late[number],
         )
         for number, why in roster.lost.items()
     ]

@@ -11,25 +11,33 @@ with other envoys until the step is committed.
 A failed round goes on until the envoys of all islands but one have reported, or their time is over. Each envoy names
 every island that it missed, so for each pair of islands it is known whether they reached each other.
 
-Decisions: docs/decisions/044, 065, 107, 193.
+An exchange has patience with islands that have not come, or that others do not reach. Without them it is made once that
+is over. They are late: they take over what the others have moved, keep what they trained, and the next exchange of the
+fragment has it all. It waits for them, so islands are one exchange apart at most.
+
+Not chosen: a deadline in seconds, because periods take from seconds to hours; outer weights in the place of what a late
+island has, because its work would be lost.
+
+Decisions: docs/decisions/044, 064, 065, 107, 193.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from scheduler.brain.commit.digests import average_of, outvoted
 from scheduler.brain.commit.slices import squared_norms
 from scheduler.brain.events import fault_of
-from scheduler.brain.inputs import Exchanged, OuterRound
 from scheduler.brain.islands.roster import Delegation, Roster, Waits
-from scheduler.brain.outputs import Fail, Note, Output, Released, Send
+from scheduler.brain.islands.rows import NEWEST as EXCHANGES_NEWEST
+from scheduler.brain.outputs import Exchanged, Fail, Note, OuterRound, Output, Released, Send
 from scheduler.brain.settings import BrainSettings
 from swarm.errors import ReplicaDiverged
+from swarm.job.course import OuterCourse, OuterStep
 from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName
 from swarm.wire.messages import AbortRound, Averaged, Envoy, Exchange, RoundFailed
@@ -258,11 +266,16 @@ class Exchanging:
         is_finite = math.isfinite(squared)
         return Exchanged(self.step, tuple(rounds), not is_finite, math.sqrt(squared) if is_finite else 0.0)
 
-    def rifts(self, now_s: float) -> dict[frozenset[int], LinkFailure]:
+    def broken(self, now_s: float) -> dict[frozenset[int], LinkFailure]:
         """The timelines, and pairs of timelines, that cannot exchange, by the newest rounds of all units."""
         found: dict[frozenset[int], LinkFailure] = {}
         for rounds in self._rounds.values():
             found |= rounds.rifts(now_s, self._timeout_s + PAUSE_S)  # envoys begin at about the same time
+        return found
+
+    def rifts(self, now_s: float) -> dict[frozenset[int], LinkFailure]:
+        """The same; if there are none, the timeline that lost most envoys."""
+        found = self.broken(now_s)
         if not found and self._lost:  # no round came to its end, for want of these envoys
             most = max(self._lost, key=lambda timeline: self._lost[timeline][0])
             found[frozenset((most,))] = LinkFailure(self._lost[most][1])
@@ -360,24 +373,102 @@ def _turn(failures: int, island: int, many: int) -> int:
     return turn % many
 
 
+def going(
+    ready: Mapping[int, float],
+    at_work: Collection[int],
+    owed: Collection[int],
+    *,
+    whole: bool,
+    least: int,
+    patience_s: float,
+    now_s: float,
+) -> tuple[int, ...] | float:
+    """The islands that go into an exchange now, or when to ask again.
+
+    `ready`: since when islands hold what they propose. `owed`: those that were late in the exchange before. A `whole`
+    exchange has all, any other one has `least` islands at least.
+    """
+    missing = {*at_work} - ready.keys()
+    if not missing:
+        return tuple(sorted(ready))
+    if whole or missing & {*owed} or len(ready) < max(1, least):
+        return math.inf
+    until_s = min(ready.values()) + patience_s
+    return tuple(sorted(ready)) if now_s >= until_s else until_s
+
+
+def next_of_fragment(course: OuterCourse, step: int) -> OuterStep:
+    """The outer step that merges the fragment of outer step `step` the next time."""
+    fragment, one = course.outer_at(step).fragment, course.next_outer(step + 1)
+    while one is not None and one.fragment != fragment:
+        one = course.next_outer(one.step + 1)
+    assert one is not None, "a fragment is merged once more behind the last inner step"
+    return one
+
+
 class OuterSteps:
     """The outer steps of a job, one after the other: the exchange under way, if any.
 
-        all islands hold what they propose ──▶ rounds ──complete──▶ all have come to the outer step ──▶ exchanged
+        all hold what they propose, ──▶ rounds ──complete, and one has come──▶ made: a durable row ──▶ each merges once
+        or patience is over              │  ▲                                                          it has come there
+                                         └──┴─ some do not reach others: without
 
-    With `overlap_steps` islands train on while the rounds run; otherwise both arrows begin at once.
+    With `overlap_steps` islands train on while the rounds run. A whole exchange is made once all have come. The next
+    one begins once all islands at work have merged.
     """
 
-    def __init__(self, settings: BrainSettings, roster: Roster) -> None:
-        self._settings, self._roster = settings, roster
+    def __init__(self, settings: BrainSettings, roster: Roster, patience: float = math.inf) -> None:
+        """`patience`: how long islands that are ready wait for others, in shares of the newest period's time."""
+        self._settings, self._roster, self._patience = settings, roster, patience
         self._exchanging: Exchanging | None = None
+        self._going: tuple[int, ...] = ()  # the islands in it
+        self._newest: deque[Exchanged] = deque(maxlen=EXCHANGES_NEWEST + roster.courses[0].fragments)
+        self._ready_s: dict[int, float] = {}  # since when islands hold what they propose in the coming exchange
+        self._opened_s: dict[int, float] = {}  # by fragment: since when the first one did in its newest exchange
+        self._until_s = math.inf  # when patience is over
         self._round = Round(settings.epoch, 1)  # the next one between islands
         self.envoys: set[PeerId] = set()  # of the newest outer step
         self.parted: set[frozenset[int]] = set()  # two islands that could not exchange, so that one was left out
         self.waits = Waits(roster)
-        self._outcomes = Counter[str]()  # of the rounds of exchanges that are over
+        self.late = Counter[int]()  # how often islands were late
         self.took_s: float | None = None  # from the first round of this exchange until all were complete, if they are
+        self._outcomes = Counter[str]()  # of the rounds of exchanges that are over
         self._began_s = 0.0
+
+    def resume(self, exchanges: Sequence[Exchanged], committed: Mapping[int, int], now_s: float) -> None:
+        """Go on behind the newest exchanges of an earlier start of the scheduler, with islands at these versions."""
+        self._newest.extend(exchanges)
+        for made in exchanges[-1:]:
+            self.envoys = {peer for round_ in made.rounds for peer in round_.envoys}
+            late = {n for n in self._roster.present if self._roster.timelines[n] in made.late}
+            self._roster.late |= {n: now_s for n in late if committed.get(n, 0) <= made.step}
+
+    @property
+    def made(self) -> Exchanged | None:
+        """The newest exchange, if it is known."""
+        return self._newest[-1] if self._newest else None
+
+    def rebases(self, island: int, step: int) -> bool:
+        """Whether an island was late in the exchange of an outer step."""
+        timeline = self._roster.timelines[island]
+        return any(made.step == step and timeline in made.late for made in self._newest)
+
+    def owed(self, fragment: int) -> dict[int, Exchanged]:
+        """The islands that were late in the newest exchange of a fragment, and that exchange."""
+        of = (made for made in reversed(self._newest) if self._course.outer_at(made.step).fragment == fragment)
+        newest = next(of, None)
+        at_work = self._roster.at_work().items()
+        return {n: newest for n, brain in at_work if newest is not None and brain.settings.timeline in newest.late}
+
+    def owes(self) -> dict[int, int]:
+        """The outer steps of the next exchanges of fragments of which islands were late, by fragment."""
+        owed = [made for fragment in range(self._course.fragments) for made in self.owed(fragment).values()]
+        following = [next_of_fragment(self._course, made.step) for made in owed]
+        return {outer.fragment: outer.step for outer in following}
+
+    @property
+    def _course(self) -> OuterCourse:
+        return self._roster.courses[0]
 
     def concerns(self, peer: PeerId, event: Averaged | RoundFailed) -> bool:
         """Whether the event is of a round between islands."""
@@ -406,32 +497,128 @@ class OuterSteps:
         gone = [(output.peer, f"it was released ({output.reason})") for output in made if isinstance(output, Released)]
         return [output for peer, reason in gone for output in self.lost(peer, reason, now_s)]
 
-    def advance(self, now_s: float) -> tuple[list[Output], Exchanged | None]:
-        """Begin the rounds that can begin. Returns the exchange too once all rounds are complete."""
-        outer = self._roster.captured()
+    def advance(self, now_s: float, is_whole: Callable[[int], bool]) -> tuple[list[Output], Exchanged | None]:
+        """Begin the rounds that can begin. Returns the exchange too once it is made; from then on it is in `made`.
+
+        `is_whole`: whether all islands have to make an outer step at once.
+        """
+        outer = self._roster.next_exchange(self.made)
         if outer is None:
+            self._ready_s.clear()
             return [], None
-        step = outer.step
+        step, captured, decided = outer.step, self._roster.captured(outer), list[Output]()
+        self._ready_s = {island: self._ready_s.get(island, now_s) for island in captured}
+        if self._exchanging is not None and (less := self._without_some(outer, is_whole, now_s)) is not None:
+            decided += self.begin_again(f"island {listed(map(str, sorted({*self._going} - {*less})))} is not reached")
+            self._compose(outer, less, now_s)
         if self._exchanging is None:
-            settings = self._settings
-            self._exchanging = Exchanging(step, settings.units, self._round, settings.averaging_timeout_s)
-            self._began_s = now_s
+            chosen = self._chosen(outer, is_whole, now_s)
+            if isinstance(chosen, float):
+                self._until_s = chosen
+                return decided, None
+            self._compose(outer, chosen, now_s)
+        assert self._exchanging is not None
         is_due = min(self._exchanging.retries_s()) <= now_s  # else nobody is to go: who may takes long to find
-        decided = self._exchanging.begin(self._roster.delegations(step), now_s) if is_due else []
+        if is_due:
+            delegations = self._roster.delegations(step, self._going, self.owed(outer.fragment))
+            decided += self._exchanging.begin(delegations, now_s)
         exchanged = self._exchanging.result()
         if exchanged is None or self.took_s is None:
             self.took_s = None if exchanged is None else now_s - self._began_s
-        if exchanged is None or not self._roster.have_come_to(step):
+        if exchanged is None:
             return decided, None
+        whole, late = is_whole(step), [n for n in self._roster.present if n not in self._going]
+        if whole and late:
+            return [*decided, *self.begin_again("all islands are to be in it, as the job is to be saved")], None
+        come = [n for n in self._going if self._roster.islands[n].outer_step == step]
+        if len(come) < (len(self._going) if whole else 1):  # before, only envoys would hold what a row names
+            return decided, None
+        self._opened_s[outer.fragment], self._ready_s = min(self._ready_s.values()), {}
+        timelines = self._roster.timelines
+        in_it, behind = (tuple(timelines[n] for n in of) for of in (self._going, late))
+        is_level = whole and not self.owes().keys() - {outer.fragment}
+        made = replace(exchanged, islands=in_it, whole=is_level, late=behind)
+        return [*decided, *self._enter(made, late, now_s)], made
+
+    def _chosen(self, outer: OuterStep, is_whole: Callable[[int], bool], now_s: float) -> tuple[int, ...] | float:
+        """The islands that go into the coming exchange, or when to ask again."""
+        present, owed = self._roster.present, self.owed(outer.fragment)
+        patience_s = self._patience_s(outer.fragment)
+        is_whole_now = len(self._ready_s) < len(present) and (patience_s == math.inf or is_whole(outer.step))
+        least = self._roster.least
+        return going(self._ready_s, present, owed, whole=is_whole_now, least=least, patience_s=patience_s, now_s=now_s)
+
+    def _patience_s(self, fragment: int) -> float:
+        """How long the coming exchange waits for islands, by the time since the fragment's exchange before."""
+        opened_s = self._opened_s.get(fragment)
+        if opened_s is None or not self._ready_s or self._patience == math.inf:
+            return math.inf
+        return self._patience * (min(self._ready_s.values()) - opened_s)
+
+    def _compose(self, outer: OuterStep, islands: tuple[int, ...], now_s: float) -> None:
+        settings = self._settings
+        self._exchanging = Exchanging(outer.step, settings.units, self._round, settings.averaging_timeout_s)
+        self._going, self._began_s, self._until_s = islands, now_s, now_s + self._patience_s(outer.fragment)
+
+    def _without_some(self, outer: OuterStep, is_whole: Callable[[int], bool], now_s: float) -> tuple[int, ...] | None:
+        """Once patience with its rounds is over: the largest group of islands that reach each other, if not all do."""
+        exchanging, owed = self._exchanging, self.owed(outer.fragment)
+        if exchanging is None or now_s < self._until_s or len(self._going) == 1 or exchanging.result() is not None:
+            return None
+        islands = {n: self._roster.islands[n] for n in self._going}
+        apart = {frozenset(map(self._island, pair)) for pair in exchanging.broken(now_s)}
+        for n, brain in islands.items():
+            if not all(brain.delegates(stage, outer.step) for stage in range(len(brain.settings.split))):
+                apart.add(frozenset((n,)))
+        sizes = {n: sum(map(len, brain.peers)) for n, brain in islands.items()}
+        stay = largest_group(sizes, apart, doubts(apart | self.parted)) if apart else self._going
+        is_enough = max(1, self._roster.least) <= len(stay) < len(self._going)
+        return stay if is_enough and not owed.keys() - {*stay} and not is_whole(outer.step) else None
+
+    def _enter(self, made: Exchanged, late: Sequence[int], now_s: float) -> list[Note]:
+        """The exchange is made: its row can be written. What to tell people."""
+        assert self._exchanging is not None
+        self._newest.append(made)
+        self._roster.late |= dict.fromkeys(late, now_s)
+        self.late.update(late)
         self._close(self._exchanging)
-        self.envoys = {peer for round_ in exchanged.rounds for peer in round_.envoys}
-        self._outcomes["averaged"] += len(exchanged.rounds)
-        if exchanged.skip:
-            steps_made = self._roster.courses[0].inner_steps(step)
-            of = f" for fragment {outer.fragment}" if self._roster.courses[0].fragments > 1 else ""
-            told = f"after step {steps_made} what islands propose{of} is not finite: all go back to the outer weights"
-            decided.append(Note("warning", told))
-        return decided, exchanged
+        self.envoys = {peer for round_ in made.rounds for peer in round_.envoys}
+        self._outcomes["averaged"] += len(made.rounds)
+        steps, notes = self._course.inner_steps(made.step), list[Note]()
+        for island in late:
+            told = (
+                f"island {island} is late: the exchange after step {steps} is made without it; it keeps its steps, and"
+            )
+            notes.append(
+                Note("warning", f"{told} they count at step {next_of_fragment(self._course, made.step).behind}")
+            )
+        if made.skip:
+            of = f" for fragment {self._course.outer_at(made.step).fragment}" if self._course.fragments > 1 else ""
+            told = f"after step {steps} what islands propose{of} is not finite: all go back to the outer weights"
+            notes.append(Note("warning", told))
+        return notes
+
+    def have_merged(self, now_s: float) -> list[Note]:
+        """Late islands that have made the outer step of the newest exchange are late no more; what to tell people."""
+        made, late = self.made, self._roster.late
+        here = [n for n in late if made is not None and self._roster.islands[n].agreed > made.step]
+        notes = [Note("info", f"island {n} is back, and {self.late_text(n, now_s)}") for n in here]
+        for island in here:
+            del late[island]
+        return notes
+
+    def late_text(self, island: int, now_s: float) -> str:
+        """How late an island is for the newest exchange, and what was done, for people; empty if it is not."""
+        since_s, made = self._roster.late.get(island), self.made
+        if since_s is None or made is None:
+            return ""
+        step, counts = self._course.inner_steps(made.step), next_of_fragment(self._course, made.step).behind
+        told = f"{now_s - since_s:.3g} s late at step {step}: the others exchanged without it"
+        return f"{told}; it keeps its steps, and they count at step {counts}"
+
+    def without(self, island: int) -> list[Output]:
+        """An island is lost: begin again, if it is in the exchange."""
+        return self.begin_again(f"island {island} is lost") if island in self._going else []
 
     def begin_again(self, reason: str) -> list[Output]:
         """Void all rounds, complete or not: the islands have changed, and all units need the same ones."""
@@ -460,7 +647,7 @@ class OuterSteps:
         return timeline % len(self._roster.islands)
 
     def retries_s(self) -> list[float]:
-        return [] if self._exchanging is None else self._exchanging.retries_s()
+        return [self._until_s, *([] if self._exchanging is None else self._exchanging.retries_s())]
 
     def waiting_for(self) -> str:
         """What the exchange waits for, for people; empty if there is no exchange or it waits for nothing."""

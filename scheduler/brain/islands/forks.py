@@ -13,7 +13,7 @@ and no state has to travel. Pure. Decisions: docs/decisions/091, 105.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -116,13 +116,9 @@ def plan(roster: Roster, version: int, resting: Collection[str] = ()) -> list[Di
     remain on both sides. The largest island gives first, and each gives to one. Replicas that are `resting`, by name or
     site, stay.
     """
-    if not roster.lost:
-        return []
     least, able = roster.replicas_min, _able(roster, version, resting)
-    many = sorted(able, key=lambda island: (-min(map(len, able[island])), -sum(map(len, able[island])), island))
-    givers = [island for island in many if all(len(pool) >= 2 * least for pool in able[island])]
     divisions = []
-    for island, origin in zip(sorted(roster.lost), givers, strict=False):
+    for island, origin in zip(sorted(roster.lost), _givers(roster, able), strict=False):
         pools, guests = able[origin], _guests(able[origin], roster.home(origin), least)
         if guests and any(len(pool) - len(some) < least for pool, some in zip(pools, guests, strict=True)):
             guests = []
@@ -131,6 +127,17 @@ def plan(roster: Roster, version: int, resting: Collection[str] = ()) -> list[Di
         fork = Fork(roster.next_timeline(island), roster.timelines[origin], version)
         divisions.append(Division(island, origin, fork, going))
     return divisions
+
+
+def may_divide(roster: Roster, version: int, resting: Collection[str]) -> bool:
+    """Whether islands would begin with `version`, or give replicas back."""
+    return bool(_givers(roster, _able(roster, version, resting)) or handed_over(roster, version, resting))
+
+
+def _givers(roster: Roster, able: Mapping[int, list[list[ReplicaRecord]]]) -> list[int]:
+    """The islands that can spare replicas, the largest first; none if no island is lost."""
+    many = sorted(able, key=lambda island: (-min(map(len, able[island])), -sum(map(len, able[island])), island))
+    return [n for n in many if roster.lost and all(len(pool) >= 2 * roster.replicas_min for pool in able[n])]
 
 
 def handed_over(roster: Roster, version: int, resting: Collection[str] = ()) -> list[tuple[int, PeerId]]:

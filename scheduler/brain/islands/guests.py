@@ -62,6 +62,10 @@ class Guests:
         self._rest_until_s: dict[str, float] = {}  # by site: the exchange waits for none of its guests
         self._rests: dict[str, _Rest] = {}  # by site, or by peer that has said none
 
+    @property
+    def are_there(self) -> bool:
+        return bool(self._guests)
+
     def arrives(self, replica: ReplicaRecord, roster: Roster) -> Join:
         """How a peer joins its island: as a guest it waits."""
         island = roster.island_of[replica.peer]

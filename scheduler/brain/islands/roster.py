@@ -21,6 +21,7 @@ from types import MappingProxyType
 from scheduler.brain.commit.digests import outvoted
 from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.job import JobBrain
+from scheduler.brain.outputs import Exchanged
 from scheduler.brain.state.brain_state import Mode
 from swarm.job.course import TIMELINES_MAX, OuterCourse, OuterStep
 from swarm.job.placement import Candidate
@@ -47,6 +48,7 @@ class Roster:
     courses: tuple[OuterCourse, ...]
     least: int
     lost: dict[int, str] = field(default_factory=dict)  # islands that are not at work, and why
+    late: dict[int, float] = field(default_factory=dict)  # islands that have not come to a made exchange, since when
     island_of: dict[PeerId, int] = field(default_factory=dict)
     _given: dict[int, int] = field(default_factory=dict)  # the newest timeline that was meant for a next life
 
@@ -54,6 +56,7 @@ class Roster:
 
     def lose(self, island: int, why: str) -> None:
         self.lost[island] = why
+        self.late.pop(island, None)
         self.island_of = {peer: at for peer, at in self.island_of.items() if at != island}
 
     def renew(self, island: int, brain: JobBrain, peers: Iterable[PeerId]) -> None:
@@ -113,18 +116,20 @@ class Roster:
             for number, brain in self.at_work().items()
         )
 
-    def captured(self) -> OuterStep | None:
-        """The next outer step, if all islands at work hold what they propose there."""
-        found = [self._captured(number, brain) for number, brain in self.at_work().items()]
-        return None if len({outer.step if outer else -1 for outer in found}) > 1 else found[0]
+    def next_exchange(self, made: Exchanged | None) -> OuterStep | None:
+        """The outer step that islands exchange for next, once all at work have made that of the exchange before."""
+        steps = {self.courses[number].next_outer(brain.begun) for number, brain in self.at_work().items()}
+        outer = steps.pop() if len(steps) == 1 else None
+        if outer is None or made is None or made.whole:
+            return outer
+        # who has made that step lets go of what others may need for it, as soon as it makes the next one
+        has_all = outer.step > made.step and all(brain.agreed > made.step for brain in self.at_work().values())
+        return outer if has_all else None
 
-    def _captured(self, number: int, island: JobBrain) -> OuterStep | None:
-        outer = self.courses[number].next_outer(island.begun)
-        return outer if outer and island.mode is Mode.RUNNING and island.agreed >= outer.captured_version else None
-
-    def have_come_to(self, step: int) -> bool:
-        """Whether all islands at work have come to the outer step."""
-        return self.outer_step == step
+    def captured(self, outer: OuterStep) -> list[int]:
+        """The islands at work that hold what they propose for the next outer step."""
+        version, at_work = outer.captured_version, self.at_work().items()
+        return [number for number, brain in at_work if brain.mode is Mode.RUNNING and brain.agreed >= version]
 
     @property
     def outer_step(self) -> int | None:
@@ -137,9 +142,10 @@ class Roster:
         course = self.courses[0]
         return step + 1 < course.steps and course.level_from(step) == step + 1
 
-    def level(self) -> int:
-        """The first version behind an outer step that no island has passed."""
-        return max(self.courses[number].level_from(brain.begun) for number, brain in self.at_work().items())
+    def level(self, settled: int) -> int:
+        """The first version from `settled` on, behind an outer step that no island has passed."""
+        begun = {number: max(brain.begun, settled) for number, brain in self.at_work().items()}
+        return max(self.courses[number].level_from(version) for number, version in begun.items())
 
     def neediest(
         self, stages: Iterable[int], sent: Mapping[int, Mapping[PeerId, int]] = MappingProxyType({})
@@ -236,13 +242,17 @@ class Roster:
     def _stages(self) -> range:
         return range(len(self.islands[0].settings.split))
 
-    def delegations(self, step: int) -> list[Delegation]:
-        """The replicas that may exchange for each island at an outer step, and the tokens that its proposal counts."""
+    def delegations(self, step: int, islands: Iterable[int], owed: Mapping[int, Exchanged]) -> list[Delegation]:
+        """The replicas that may exchange for each of the islands at an outer step, and the tokens that its proposal
+        counts; an island that is `owed` was late in that exchange of the fragment, so its span begins there."""
         found = []
-        for number, brain in self.at_work().items():
-            course, settings = self.courses[number], brain.settings
+        for number in islands:
+            brain, course, settings = self.islands[number], self.courses[number], self.islands[number].settings
             first = course.inner_steps(settings.first_step) if self.is_fork(number) else 0
-            span = [inner for inner in course.span(step) if inner >= first]  # before, it was another's
+            begin = course.span(owed[number].step if number in owed else step).start
+            span = [
+                inner for inner in range(begin, course.span(step).stop) if inner >= first
+            ]  # before, it was another's
             tokens = sum(settings.tokens_of(course.inner.at(inner).portion) for inner in span)
             able = {stage: tuple(brain.delegates(stage, step)) for stage in range(len(settings.split))}
             found.append(Delegation(settings.timeline, tokens, able))
@@ -261,19 +271,30 @@ class Roster:
 
 
 def still_at_work(
-    courses: Sequence[OuterCourse], first_version: int, resumed: Sequence[Resumed]
+    courses: Sequence[OuterCourse],
+    first_version: int,
+    resumed: Sequence[Resumed],
+    exchanges: Sequence[Exchanged] = (),
+    timelines: Sequence[int] = (),
 ) -> tuple[Resumed | None, ...]:
     """How each island goes on after a restart of the scheduler, on a timeline that began with `first_version`.
 
     None if the others have exchanged without it, or if it has neither a step nor a stage server: it was not placed when
     the timeline began, or lost at once. An island that is about to fork has no stage server, but a newer version.
+
+    `exchanges`: the newest ones; an island that the last one names, by its timeline, has come to it or will. Without
+    any, the rows of an outer step came together.
     """
     exchanged = max(path.outer_before(life.committed) for path, life in zip(courses, resumed, strict=True))
+    named = [False] * len(courses)
+    if exchanges:
+        exchanged = max(exchanged, exchanges[-1].step + 1)
+        named = [timeline in exchanges[-1].islands + exchanges[-1].late for timeline in timelines]
     began = [bool(life.known) or life.committed > first_version for life in resumed]
     is_known = any(began)
     return tuple(
-        life if life.committed >= exchanged and (has_begun or not is_known) else None
-        for life, has_begun in zip(resumed, began, strict=True)
+        life if (is_named or life.committed >= exchanged) and (has_begun or not is_known) else None
+        for life, has_begun, is_named in zip(resumed, began, named, strict=True)
     )
 
 
@@ -310,7 +331,7 @@ def states(roster: Roster) -> dict[int, IslandState]:
     """What each island does now."""
     all_are_there = roster.outer_step is not None
     at_work = {n: _state(brain, roster.courses[n], all_are_there) for n, brain in roster.at_work().items()}
-    return dict.fromkeys(roster.lost, IslandState.LOST) | at_work
+    return dict.fromkeys(roster.lost, IslandState.LOST) | at_work | dict.fromkeys(roster.late, IslandState.LATE)
 
 
 def _state(island: JobBrain, course: OuterCourse, all_are_there: bool) -> IslandState:

@@ -4,21 +4,24 @@ island 0    step 0   1   2  outer  3        a step of the job is complete, and t
 island 1    step 0   1                      outer steps are not told
 job         step 0   1
 
-The rows of an outer step say which islands took part. What another island made since the outer step before does not
-count, and people see it undone. Decision: docs/decisions/064.
+An exchange says which islands took part. What another island made since the exchange before does not count, and people
+see it undone. Decision: docs/decisions/064.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler.brain.explain.step_times import StepTimes
-from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
+from scheduler.brain.outputs import CommitRow, EvaluationRow, Exchanged, Fork
 from swarm.job.course import Course, OuterCourse, job_timeline_of
 from swarm.job.leases import Cut
 from swarm.job.outer_log import Entry, OuterRecord
+
+NEWEST = 2  # exchanges, beside one for each fragment, by which islands go on after a restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,13 @@ class Rows:
 
     def __init__(self, timeline: int, courses: Sequence[OuterCourse]) -> None:
         self.timeline = timeline
-        self.log: list[Entry] = []  # outer steps without all islands, or behind which one began anew; unequal leases
+        self.log: list[Entry] = []  # exchanges without all islands, or behind which one began anew; unequal leases
         self.cuts: list[Cut] = []  # of leases, where they follow speed
+        self.newest = deque[Exchanged](maxlen=NEWEST + courses[0].fragments)
         self._courses = courses
         self._open: dict[int, dict[int, CommitRow]] = {}  # by inner step and island
-        self._told: dict[int, int] = {}  # tokens by island, since the newest outer step
+        self._told: dict[int, int] = {}  # tokens by island, of steps that no exchange has made count yet
+        self._counts: dict[int, int] = {}  # by island: up to which inner step an exchange said what counts
 
     def lease(self, cut: Cut) -> None:
         """Leases were cut anew, or left as they are for one more period."""
@@ -50,17 +55,20 @@ class Rows:
         if cut.leases:
             self.log.append(cut)
 
-    def take(self, rows: Sequence[CommitRow], forks: Iterable[Fork], present: Collection[int]) -> Told:
-        """Take in rows that became durable together; `present` are the islands at work."""
-        outer, dropped, left_out = None, 0, dict[int, int]()
+    def take(
+        self,
+        rows: Sequence[CommitRow],
+        forks: Iterable[Fork],
+        present: Collection[int],
+        exchange: Exchanged | None = None,
+    ) -> Told:
+        """Take in rows that became durable together, and the exchange with them; `present` are the islands at work."""
         for row in rows:
-            course = self._courses[self._island(row)]
-            if course.is_outer(row.step):
-                outer = row.step
-            else:
-                self._open.setdefault(course.inner_steps(row.step), {})[self._island(row)] = row
-        if outer is not None:
-            present = {self._island(row) for row in rows}
+            course = self._courses[self._island(row.timeline)]
+            if not course.is_outer(row.step):
+                self._open.setdefault(course.inner_steps(row.step), {})[self._island(row.timeline)] = row
+        if exchange is not None:
+            present = set(map(self._island, exchange.islands + exchange.late))
         made = []
         for inner in sorted(self._open):
             of = {island: row for island, row in self._open[inner].items() if island in present}
@@ -68,59 +76,82 @@ class Rows:
                 del self._open[inner]
                 made.append(together([of[island] for island in sorted(of)], self.timeline, inner))
                 for island, row in of.items():
-                    self._told[island] = self._told.get(island, 0) + row.tokens
-        if outer is not None:
-            dropped = sum(tokens for island, tokens in self._told.items() if island not in present)
-            self._told.clear()
-            self._open.clear()  # what is left is of islands that were lost
-            self._note(outer, present, forks)
-            absent = set(range(len(self._courses))) - set(present)
-            left_out = dict.fromkeys(sorted(absent), len(self._courses[0].trained_before(outer)))
-        return Told(tuple(made), dropped, left_out)
+                    is_open = inner >= self._counts.get(island, 0)
+                    self._told[island] = self._told.get(island, 0) + row.tokens * is_open
+        if exchange is None:
+            return Told(tuple(made))
+        return self._exchanged(exchange, forks, tuple(made))
+
+    def _exchanged(self, exchange: Exchanged, forks: Iterable[Fork], made: tuple[CommitRow, ...]) -> Told:
+        before, dropped, left_out = self._courses[0].trained_before(exchange.step), 0, dict[int, int]()
+        islands, late = (tuple(sorted(map(self._island, of))) for of in (exchange.islands, exchange.late))
+        for island in range(len(self._courses)):
+            since = self._counts.setdefault(island, before.start)
+            if island in late:
+                continue
+            tokens, self._counts[island] = self._told.pop(island, 0), before.stop
+            if island not in islands:
+                dropped, left_out[island] = dropped + tokens, before.stop - since
+                for of in self._open.values():
+                    of.pop(island, None)  # it was lost
+        self.newest.append(exchange)
+        begins = {self._island(fork.timeline): self._island(fork.origin) for fork in forks}
+        if begins or left_out or late:
+            fragment = self._courses[0].outer_at(exchange.step).fragment
+            self.log.append(OuterRecord(before.stop, islands, begins, fragment, late))
+        return Told(made, dropped, left_out)
 
     def rebuild(
-        self, rows: Iterable[CommitRow], forks: Collection[Fork], absent: Collection[int] = ()
+        self,
+        rows: Iterable[CommitRow],
+        forks: Collection[Fork],
+        absent: Collection[int] = (),
+        exchanges: Iterable[Exchanged] = (),
     ) -> tuple[CommitRow, ...]:
         """All rows of this timeline, of every life of every island, as after a restart: the steps that count.
 
         `absent`: the islands without which the timeline began.
         """
-        inner: dict[tuple[int, int], CommitRow] = {}
-        outer: dict[int, list[CommitRow]] = {}
+        inner: dict[int, dict[int, CommitRow]] = {}  # by inner step and timeline
+        made: dict[int, Exchanged] = {}
         for row in rows:
-            course = self._courses[self._island(row)]
-            if course.is_outer(row.step):
-                outer.setdefault(row.step, []).append(row)
+            course = self._courses[self._island(row.timeline)]
+            if course.is_outer(row.step):  # an earlier version wrote them together, and no exchange
+                islands = made[row.step].islands if row.step in made else ()
+                made[row.step] = Exchanged(row.step, (), row.skip, row.norm, (*islands, row.timeline))
             else:
-                inner[row.timeline, course.inner_steps(row.step)] = row
-        made: list[CommitRow] = []
+                inner.setdefault(course.inner_steps(row.step), {})[row.timeline] = row
+        made |= {one.step: one for one in exchanges}
+        found: list[CommitRow] = []
         first = [island for island in range(len(self._courses)) if island not in absent]
         at_work: dict[int, int | None] = dict.fromkeys(first)  # timelines; None: the first
-        begun = 0
-        for step in sorted(outer):
-            took_part = {self._island(row): row.timeline for row in outer[step]}
-            for at in self._courses[0].trained_before(step):
-                of = [inner[took_part[island], at] for island in sorted(took_part)]
-                made.append(together(of, self.timeline, at))
+        left = deque(sorted(inner.items()))
+        steps = sorted(made)
+        for at, step in enumerate(steps):
             behind = [fork for fork in forks if fork.version == step + 1]
-            self._note(step, took_part, behind)
-            at_work = {**took_part, **{fork.timeline % len(self._courses): fork.timeline for fork in behind}}
-            begun = self._courses[0].inner_steps(step + 1)
-        for (timeline, at), row in sorted(inner.items(), key=lambda item: (item[0][1], item[1].timeline)):
-            island = self._island(row)
-            if at >= begun and island in at_work and at_work[island] in (timeline, None):
-                made += self.take((row,), (), at_work.keys()).rows
-        return tuple(made)
+            later = [made[step] for step in steps[at + 1 :]] if made[step].late else []
+            counts = {*made[step].islands, *(one for one in made[step].late if _counts(one, later))}
+            of = list[CommitRow]()
+            while left and left[0][0] < self._courses[0].inner_steps(step):
+                of += [row for one, row in sorted(left.popleft()[1].items()) if one in counts]
+            found += self.take(of, behind, (), made[step]).rows
+            at_work = {self._island(one): one for one in made[step].islands + made[step].late}
+            at_work |= {self._island(fork.timeline): fork.timeline for fork in behind}
+        for _, of_step in left:
+            for timeline, row in sorted(of_step.items()):
+                island = self._island(timeline)
+                if island in at_work and at_work[island] in (timeline, None):
+                    found += self.take((row,), (), at_work.keys()).rows
+        return tuple(found)
 
-    def _note(self, step: int, present: Collection[int], forks: Iterable[Fork]) -> None:
-        begins = {fork.timeline % len(self._courses): fork.origin % len(self._courses) for fork in forks}
-        after_step = self._courses[0].inner_steps(step)
-        if begins or len(present) < len(self._courses):
-            fragment = self._courses[0].outer_at(step).fragment
-            self.log.append(OuterRecord(after_step, tuple(sorted(present)), begins, fragment))
+    def _island(self, timeline: int) -> int:
+        return timeline % len(self._courses)
 
-    def _island(self, row: CommitRow) -> int:
-        return row.timeline % len(self._courses)
+
+def _counts(timeline: int, later: Iterable[Exchanged]) -> bool:
+    """Whether what a late island has trained counts in the `later` exchanges, as far as they are made."""
+    one = next((made for made in later if timeline not in made.late), None)
+    return one is None or timeline in one.islands
 
 
 def together(rows: Sequence[CommitRow], timeline: int, step: int) -> CommitRow:

@@ -89,9 +89,9 @@ class Evaluations:
         if self._is_on and self._microbatches and is_due:
             self._runs[version] = _Run(version)
 
-    def take_over(self) -> None:
-        """Evaluate from now on what another island did."""
-        self._is_on = True
+    def take_over(self, *, is_here: bool = True) -> None:
+        """Evaluate from now on what another island did, or leave it to another."""
+        self._is_on = is_here
 
     def raise_attempt(self, attempt: int) -> None:
         """A replica knows of this attempt, maybe of an earlier scheduler start: new ones are greater."""

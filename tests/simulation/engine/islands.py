@@ -22,8 +22,10 @@ from typing import TypeAlias
 from scheduler.brain import inputs, outputs
 from scheduler.brain.inputs import EachIsland, Input, ReplicaRecord, Resumed, Start
 from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.brain.islands.exchange import next_of_fragment
 from scheduler.brain.islands.roster import still_at_work
-from scheduler.brain.outputs import CommitRow, Fork, Output
+from scheduler.brain.islands.rows import NEWEST
+from scheduler.brain.outputs import CommitRow, Exchanged, Fork, Output
 from scheduler.brain.settings import BrainSettings, SavingRules
 from scheduler.brain.stall import Over, Watchdog
 from swarm.job.course import IslandCourse, OuterCourse
@@ -88,6 +90,7 @@ class Shape:
     slow: int = 0  # of a hundred turns, those that the last island lets pass
     still_s: float = 0.0  # limits.no_progress_s; 0: nobody looks
     fetch: int = 12  # turns of a joiner until it has a state; it begins anew with each newer version
+    patience: float = math.inf  # of exchanges, in shares of a period
     absent: int = 0  # the last islands, for which nobody was there when the timeline began
 
     @property
@@ -106,11 +109,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """These rows became durable in one transaction, with the islands that begin anew behind them; or these leases."""
+    """These rows became durable in one transaction, with an exchange and islands that begin behind it; or leases."""
 
     rows: tuple[CommitRow, ...]
     forks: tuple[Fork, ...] = ()
     cut: Cut | None = None
+    exchange: Exchanged | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class Composed:
     unit: UnitName
     step: int
     round: Round
+    mean: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +318,7 @@ class World:
         self.database: dict[int, list[CommitRow]] = {timeline: [] for timeline in range(shape.islands)}
         self.forks: dict[int, Fork] = {}  # the newest of each island
         self.cuts: list[Cut] = []  # durable
+        self.made: tuple[Exchanged, ...] = ()
         self.courses = [course_of(shape, island) for island in range(shape.islands)]
         self.replicas = {
             peer: Replica(
@@ -369,7 +375,8 @@ class World:
             )
             for island, course in enumerate(self.courses)
         ]
-        return IslandsBrain(settings, self.courses, Random(self.rng.getrandbits(64)), self.shape.least)
+        rng = Random(self.rng.getrandbits(64))
+        return IslandsBrain(settings, self.courses, rng, self.shape.least, self.shape.patience)
 
     def _timeline(self, island: int) -> int:
         return self.forks[island].timeline if island in self.forks else island
@@ -389,14 +396,15 @@ class World:
                     is_ahead = isinstance(command, Average) and command.ahead  # it comes again
                     if peer in self.replicas and not is_ahead:
                         self.replicas[peer].hear(command)
-                case outputs.WriteRows(rows=rows, forks=forks, exchange_s=exchange_s, shares=shares):
-                    assert (exchange_s is not None) == (not shares and self.courses[0].is_outer(rows[0].step))
+                case outputs.WriteRows(rows, forks, shares, exchange, exchange_s):
+                    assert (exchange_s is None) == (exchange is None)
                     for row in rows:
                         self.database.setdefault(row.timeline, []).append(row)
                     self.forks |= {fork.timeline % self.shape.islands: fork for fork in forks}
                     self.watchdog.moved(self.now_s)
                     self.cuts += shares
-                    self.history.append(Rows(rows, forks, *shares))
+                    self.made += (exchange,) if exchange is not None else ()
+                    self.history.append(Rows(rows, forks, *(shares or [None]), exchange))
                     if self._strikes(self.shape.restarts):
                         self.restart()
                         return  # whatever else was decided died with the scheduler
@@ -462,9 +470,11 @@ class World:
         for replica in self.replicas.values():
             replica.commands.clear()
             replica.sums.clear()
-        at_work = still_at_work(self.courses, 0, begins)
+        lives = [self._timeline(island) for island in range(self.shape.islands)]
+        at_work = still_at_work(self.courses, 0, begins, self.made, lives)
         self.history += [Asked()] if asked else []  # islands that are settled first may have gone on
-        for happened in (EachIsland(at_work), *asked, *told):
+        newest = self.made[-NEWEST - self.shape.fragments :]
+        for happened in (EachIsland(at_work, exchanges=newest), *asked, *told):
             self.tell(happened)
         for peer, one in sorted(self.replicas.items()):
             if one.is_free:
@@ -738,7 +748,7 @@ class World:
         if mine.tokens:
             self.history.append(Proposed(peer, one.timeline, unit, step, number, one.proposes(step)))
         one.means[step, unit] = (number, total)
-        self.history.append(Composed(peer, one.timeline, unit, step, number))
+        self.history.append(Composed(peer, one.timeline, unit, step, number, f"{sorted(total.items())}"))
         norms = (ParameterNorm(f"w of {unit}", 1.0),)
         return Averaged(command.timeline, step, unit, number, f"{sorted(total.items())}", norms, 0.1)
 
@@ -752,11 +762,14 @@ class World:
                 record = next((donor.log[step] for donor in self._donors(one, command) if step in donor.log), None)
                 if record is None:
                     one.commands.appendleft(command)  # asked again, as long as that takes
+                    self.now_s += 0.1 if command.rebases else 0.0
                     return None
                 total = record
             one.theta = one.theta + total
             proposed, one.log[step] = one.proposes(step), total
-            one.pending, one.held = (tuple(n for n in of if n not in proposed) for of in (one.pending, one.held))
+            one.held = tuple(n for n in one.held if n not in proposed)
+            if not command.rebases:
+                one.pending = tuple(n for n in one.pending if n not in proposed)
             self.history.append(Merged(peer, one.timeline, stage, step, tuple(sorted(one.theta.items()))))
         else:
             portion = one.course.at(step).portion
@@ -819,29 +832,31 @@ def begun(history: History, shape: Shape) -> dict[int, tuple[int, int]]:
     return lives
 
 
-def exchanges(history: History, shape: Shape) -> dict[int, dict[int, CommitRow]]:
-    """The rows of each outer step, by timeline: of the islands that took part."""
-    found: dict[int, dict[int, CommitRow]] = {}
-    for one in history:
-        for row in one.rows if isinstance(one, Rows) else ():
-            if course_of(shape, row.timeline % shape.islands).is_outer(row.step):
-                found.setdefault(row.step, {})[row.timeline] = row
-    return found
+def exchanges(history: History) -> dict[int, Exchanged]:
+    """The exchanges, by outer step."""
+    made = [one.exchange for one in history if isinstance(one, Rows) and one.exchange is not None]
+    return {one.step: one for one in made}
 
 
-def merged(shape: Shape, lives: dict[int, tuple[int, int]], timeline: int, step: int) -> tuple[int, ...]:
-    """What the island on a timeline has to merge in an outer step: all since the last capture, or since it began."""
-    course = course_of(shape, timeline % shape.islands)
+def merged(history: History, shape: Shape, timeline: int, step: int) -> tuple[int, ...]:
+    """What the island on a timeline has to merge in an outer step: all since the last capture, or since it began; since
+    the one before, if it was late there."""
+    course, lives = course_of(shape, timeline % shape.islands), begun(history, shape)
     fragment, first = course.outer_at(step).fragment, course.inner_steps(lives[timeline][0])
-    span = [inner for inner in course.span(step) if inner >= first]
+    before = [one for one in exchanges(history).values() if one.step < step and timeline in one.late]
+    late = {one.step for one in before if next_of_fragment(course, one.step).step == step}
+    span = [
+        inner for inner in range(course.span(min(late, default=step)).start, course.span(step).stop) if inner >= first
+    ]
     return tuple(numbers(course.inner.at(inner).portion, course)[fragment] for inner in span)
 
 
 def counting(history: History, shape: Shape) -> list[int]:
     """The portions that outer weights are to count in the end: of the islands that took part in each outer step."""
-    lives = begun(history, shape)
-    found = exchanges(history, shape).items()
-    return sorted(n for step, rows in found for timeline in rows for n in merged(shape, lives, timeline, step))
+    found = exchanges(history).items()
+    return sorted(
+        n for step, made in found for timeline in made.islands for n in merged(history, shape, timeline, step)
+    )
 
 
 def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
@@ -854,7 +869,7 @@ def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
     for timeline, made in steps.items():
         if timeline not in lives or made != list(range(lives[timeline][0], lives[timeline][0] + len(made))):
             yield f"E1 timeline {timeline} committed {made}"
-    took_part = exchanges(history, shape).get(last - 1, {})
+    took_part = [timeline for timeline, made in steps.items() if made[-1:] == [last - 1]]
     if shape.stops:
         return
     if not took_part:
@@ -888,13 +903,13 @@ def spans_tile(history: History, shape: Shape) -> Iterator[str]:
     for one in history:
         if isinstance(one, Proposed):
             proposed.setdefault((one.timeline, one.step, one.unit), []).append((one.round, one.portions))
-    lives = begun(history, shape)
-    for step, rows in exchanges(history, shape).items():
-        for timeline, row in rows.items():
-            trained = merged(shape, lives, timeline, step)
-            for unit, made in row.rounds.items():
-                found = {told for number, told in proposed.get((timeline, step, unit), []) if number == made}
-                if found != {trained}:
+    for step, exchange in exchanges(history).items():
+        for timeline in exchange.islands:
+            trained = merged(history, shape, timeline, step)
+            for made in exchange.rounds:
+                told = proposed.get((timeline, step, made.unit), [])
+                if (found := {portions for number, portions in told if number == made.round}) != {trained}:
+                    unit = made.unit
                     yield f"E2 timeline {timeline} proposed {found} of {unit} for step {step}, and trained {trained}"
 
 
@@ -922,25 +937,88 @@ def outer_weights_equal(history: History, shape: Shape) -> Iterator[str]:
                 yield f"E4 after step {one.step} {first.peer} holds {first.theta}, {one.peer} {one.theta}"
 
 
-def row_before_merge(history: History, shape: Shape) -> Iterator[str]:
-    """E5: nobody merges before the rows of all who took part are durable; an envoy of each holds what they name."""
+def exchange_first(history: History, shape: Shape) -> Iterator[str]:
+    """E5: a replica merges once the exchange is durable that names its island, and the row of its island; envoys of
+    each island that it names hold its means."""
+    made: dict[int, Exchanged] = {}
     durable: dict[int, set[int]] = {}
     composed = {
         (record.timeline, record.step, record.unit, record.round) for record in history if isinstance(record, Composed)
     }
     for one in history:
-        if isinstance(one, Rows):
-            outer = [row for row in one.rows if course_of(shape, row.timeline % shape.islands).is_outer(row.step)]
-            for row in outer:
-                if row.step in durable:
-                    yield f"E5 the row of outer step {row.step} on timeline {row.timeline} came without the others"
-                for unit, made in row.rounds.items():
-                    if (row.timeline, row.step, unit, made) not in composed:
-                        yield f"E5 nobody on timeline {row.timeline} holds {unit} of outer step {row.step}, {made}"
-            for row in outer:
-                durable.setdefault(row.step, set()).add(row.timeline)
-        if isinstance(one, Merged) and one.timeline not in durable.get(one.step, set()):
+        if isinstance(one, Rows) and (exchange := one.exchange) is not None:
+            if exchange.step in made:
+                yield f"E5 outer step {exchange.step} was exchanged twice"
+            made[exchange.step] = exchange
+            for of in exchange.rounds:
+                for timeline in exchange.islands:
+                    if (timeline, exchange.step, of.unit, of.round) not in composed:
+                        yield f"E5 nobody on timeline {timeline} holds {of.unit} of step {exchange.step}, {of.round}"
+        for row in one.rows if isinstance(one, Rows) else ():
+            if not course_of(shape, row.timeline % shape.islands).is_outer(row.step):
+                continue
+            durable.setdefault(row.step, set()).add(row.timeline)
+            known = made.get(row.step)
+            rounds = {of.unit: of.round for of in known.rounds} if known is not None else {}
+            if known is None or row.timeline not in known.islands + known.late or row.rounds != rounds:
+                yield f"E5 the row of outer step {row.step} on timeline {row.timeline} is not of {known}"
+        if isinstance(one, Merged) and (one.step not in made or one.timeline not in durable.get(one.step, set())):
             yield f"E5 {one.peer} merged outer step {one.step}, durable on timelines {durable.get(one.step)}"
+
+
+def anchor_gap(history: History, shape: Shape) -> Iterator[str]:
+    """Islands hold one of two outer versions: an exchange is made once all that it names have made the one before."""
+    behind = dict.fromkeys(range(shape.islands), 0)  # by timeline: the version of its newest outer step
+    before = 0
+    for one in history:
+        if isinstance(one, Rows) and (exchange := one.exchange) is not None:
+            for timeline in exchange.islands + exchange.late:
+                if behind.get(timeline) != before:
+                    yield f"timeline {timeline} is at {behind.get(timeline)}, and {exchange} is made behind {before}"
+            before = exchange.step + 1
+        for row in one.rows if isinstance(one, Rows) else ():
+            if course_of(shape, row.timeline % shape.islands).is_outer(row.step):
+                behind[row.timeline] = row.step + 1
+        behind |= {fork.timeline: fork.version for fork in one.forks} if isinstance(one, Rows) else {}
+
+
+def quorum(history: History, shape: Shape) -> Iterator[str]:
+    """An exchange has `least` islands, whose envoys composed one mean."""
+    means: dict[tuple[int, UnitName, Round], set[str]] = {}
+    for one in history:
+        if isinstance(one, Composed):
+            means.setdefault((one.step, one.unit, one.round), set()).add(one.mean)
+        if isinstance(one, Rows) and (exchange := one.exchange) is not None:
+            if len(exchange.islands) < max(1, shape.least):
+                yield f"{exchange} has fewer islands than {shape.least}"
+            found = [means.get((exchange.step, of.unit, of.round), set()) for of in exchange.rounds]
+            if any(len(each) != 1 for each in found):
+                yield f"the envoys of {exchange} composed {found}"
+
+
+def late_once(history: History, shape: Shape) -> Iterator[str]:
+    """An island that was late is in the next exchange of the fragment, or lost; none is late behind which it ends, or
+    the job is saved, or an island begins."""
+    made, course = exchanges(history), course_of(shape, 0)
+    kept = {one.steps for one in history if isinstance(one, Kept)}
+    forks = {fork.version for one in history if isinstance(one, Rows) for fork in one.forks}
+    for step, one in made.items():
+        if not one.late:
+            continue
+        if course.outer_at(step).behind == shape.steps:
+            yield f"{one} is the last of its fragment"
+            continue
+        following = next_of_fragment(course, step).step
+        if following in made and {*one.late} & {*made[following].late}:
+            yield f"{one} and then {made[following]}"
+        for version in range(step + 1, following + 1):
+            behind = made.get(version - 1)
+            is_there = behind is not None and {*one.late} & {*behind.islands, *behind.late}
+            is_used = version in forks or (
+                course.inner_steps(version) in kept and course.level_from(version) == version
+            )
+            if is_there and is_used:
+                yield f"the job is saved or divided with version {version} behind {one}"
 
 
 def islands_together(history: History, shape: Shape) -> Iterator[str]:
@@ -1001,7 +1079,8 @@ def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
         ]
         parts = {(one.island, one.stage): (one.pending, one.theta) for one in before if isinstance(one, HandedOver)}
         expected = tuple((portion, 1) for portion in counting_up_to(history[:number], shape, kept.steps))
-        took_part = exchanges(history[:number], shape).get(course_of(shape, 0).version_after(kept.steps) - 1, {})
+        exchanged = exchanges(history[:number]).get(course_of(shape, 0).version_after(kept.steps) - 1)
+        took_part = () if exchanged is None else exchanged.islands
         least, lives = 1 if shape.may_lose else len(took_part), begun(history[:number], shape)
         in_order = sorted(took_part, key=lambda timeline: timeline % shape.islands)
         wanted = {
@@ -1029,8 +1108,8 @@ def counting_up_to(history: History, shape: Shape, steps: int) -> list[int]:
     course = course_of(shape, 0)
     last = course.version_after(steps)
     kept = [
-        replace(record, rows=tuple(row for row in record.rows if row.step < last))
-        if isinstance(record, Rows)
+        replace(record, exchange=None)
+        if isinstance(record, Rows) and record.exchange is not None and record.exchange.step >= last
         else record
         for record in history
     ]
@@ -1046,7 +1125,8 @@ def stops_in_time(history: History, shape: Shape) -> Iterator[str]:
         elif isinstance(one, GoesOn):
             trained = None
         elif isinstance(one, Rows) and trained is not None:
-            trained += any(course_of(shape, 0).level_from(row.step) == row.step + 1 for row in one.rows)
+            made = one.exchange
+            trained += made is not None and course_of(shape, 0).level_from(made.step) == made.step + 1
             if trained > 1:
                 yield "a pause was asked for, and the job trains on"
 
@@ -1064,7 +1144,10 @@ CHECKERS: tuple[Checker, ...] = (
     spans_tile,
     portions_once,
     outer_weights_equal,
-    row_before_merge,
+    exchange_first,
+    anchor_gap,
+    quorum,
+    late_once,
     islands_together,
     leases_tile,
     checkpoints_level,

@@ -133,6 +133,16 @@ PLAYS: Mapping[str, Plays] = {
         12,
         9,
     ),
+    # Exchanges are made without islands that have not come.
+    "late-slow": Plays(replace(_SLOW, islands=3, patience=0.1), 4, 2),
+    "late-slow-streaming": Plays(replace(streaming(_SLOW), islands=3, patience=0.1), 4, 2),
+    "late-slow-saving": Plays(replace(_SLOW, islands=3, replicas=3, patience=0.1, every=5, stops=1), 4, 2),
+    "late-split": Plays(replace(_SPLIT, patience=0.2, restarts=1), 4, 3),
+    "late-split-streaming": Plays(replace(streaming(_SPLIT), patience=0.2), 4, 2),
+    "late-frozen": Plays(replace(_FROZEN, patience=0.2), 4, 0),
+    "late-frozen-hard": Plays(replace(hard(_FROZEN), deaths=0, patience=0.2), 4, 3),
+    "late-losing": Plays(replace(_SLOW, islands=4, replicas=4, patience=0.1, losses=3), 4, 1),
+    "late-by-speed": Plays(replace(by_speed(_SLOW), islands=3, patience=0.05, restarts=6), 4, 2),
     # Islands do not reach each other, answer nothing, or are slow.
     "split": Plays(_SPLIT, 4, 3),
     "split-streaming": Plays(streaming(_SPLIT), 4, 2),

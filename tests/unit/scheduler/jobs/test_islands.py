@@ -12,7 +12,7 @@ import pytest
 
 from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.islands.brain import IslandsBrain
-from scheduler.brain.outputs import CommitRow
+from scheduler.brain.outputs import CommitRow, Exchanged
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.islands import (
     at_work,
@@ -144,6 +144,12 @@ def test_an_island_without_which_the_others_have_exchanged_is_lost_after_a_resta
     assert at_work(DILOCO, [resumed(3), resumed(5)]) == (resumed(3), resumed(5))
     assert at_work(DILOCO, [resumed(2), resumed(3)]) == (None, resumed(3))
     assert at_work(DILOCO, [resumed(7), resumed(5)]) == (resumed(7), None)
+    behind, made = [resumed(3), resumed(2)], Exchanged(2, (), False, 1.0, (6, 7))
+    assert at_work(DILOCO, behind, 0, [made], [6, 7]) == tuple(behind), "it proposed, and has still to merge"
+    assert at_work(DILOCO, behind, 0, [made], [6, 9]) == (behind[0], None), "another life of it did"
+    late = replace(made, islands=(6,), late=(7,))
+    assert at_work(DILOCO, behind, 0, [late], [6, 7]) == tuple(behind), "it was late, and keeps its steps"
+    assert at_work(DILOCO, [resumed(2), resumed(1)], 0, [replace(made, islands=(6,))], [6, 7]) == (resumed(2), None)
 
 
 def test_an_island_that_was_not_placed_is_lost_after_a_restart_too() -> None:

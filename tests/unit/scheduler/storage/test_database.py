@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
+from scheduler.brain.outputs import CommitRow, EvaluationRow, Exchanged, Fork, OuterRound
 from scheduler.storage import database
 from scheduler.storage.database import ID_FILE, Database, Drain, RemovedJob, database_in
 from scheduler.storage.job_record import JobRecord, JobTokens
@@ -119,6 +119,9 @@ async def test_writing_a_commit_again_after_an_unknown_outcome_changes_nothing(o
     assert [(commit["step"], commit["committed_unix_s"], commit["epoch"]) for commit in stored] == [(0, 1.0, 1)]
 
 
+EXCHANGED = Exchanged(4, (OuterRound(UnitName("all"), Round(1, 2), (PeerId("a"), PeerId("b"))),), True, 0.5, (0, 3))
+
+
 async def test_rows_of_several_islands_are_written_all_or_none(opened: Opened) -> None:
     old = await opened()
     await old.put_job(record())
@@ -126,10 +129,14 @@ async def test_rows_of_several_islands_are_written_all_or_none(opened: Opened) -
     await old.put_commit(JOB, rows[2], 1.0)
     new = await opened()
     with pytest.raises(DatabaseRejected):
-        await new.put_commits(JOB, rows, 2.0, (Fork(9, 0, 1),))
+        await new.put_commits(JOB, rows, 2.0, (Fork(9, 0, 1),), {0: EXCHANGED})
     assert await new.rows(JOB, 0) == (), "the row of the third island is another scheduler's"
-    assert await new.forks(JOB) == []
-    await new.put_commits(JOB, rows[:2], 3.0)
+    assert (await new.forks(JOB), await new.exchanges(JOB, 0)) == ([], [])
+    await new.put_commits(JOB, rows[:2], 3.0, (), {0: EXCHANGED})
+    await new.put_commits(JOB, rows[:2], 4.0, (), {0: EXCHANGED})
+    assert await new.exchanges(JOB, 0) == [EXCHANGED]
+    await new.delete_rows(JOB)
+    assert await new.exchanges(JOB, 0) == []
     await new.put_commits(JOB, rows[:2], 4.0)
     assert [await new.rows(JOB, island) for island in range(2)] == [(rows[0],), (rows[1],)]
 
@@ -268,7 +275,7 @@ async def test_a_database_that_nineteen_migrations_made_is_taken_over(tmp_path: 
     await store.close()
 
 
-@pytest.mark.parametrize("revision", ["0018", "0020"])
+@pytest.mark.parametrize("revision", ["0018", "0021"])
 async def test_a_database_of_another_version_is_refused_and_stays_as_it_is(tmp_path: Path, revision: str) -> None:
     url = _written(tmp_path / "a.db", revision)
     with pytest.raises(InvalidConfig, match=r"another version of swarm wrote the database .*a\.db") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import astuple
 from typing import Any
@@ -150,6 +151,7 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
         ("allreduce", 1, {"islands": {"count": 1, "shares": "speed"}}, "needs averaging.mode"),
         *((mode, 2, {"outer": {"threshold": 0.01}}, "outer.threshold = 0.01 does nothing") for mode in JOINED),
         *(("gaia", 2, {"outer": {"threshold": wrong}}, "outer.threshold") for wrong in (-0.1, 1.1, True, "much")),
+        *(("diloco", 2, {"outer": {"patience": bad}}, "outer.patience") for bad in (-0.1, 1.1, math.nan, True, "long")),
         ("gaia", 2, {"outer": {"compression": "fp4"}}, 'outer.compression = "fp4" has two numbers in a byte'),
         ("gaia", 2, {"outer": {"mixing": 0.5}}, "outer.mixing = 0.5 does nothing"),
         ("gaia", 1, {}, "is for several islands"),
@@ -162,13 +164,34 @@ def test_what_contradicts_itself_or_does_nothing_is_refused(
 ) -> None:
     with pytest.raises(InvalidConfig, match=re.escape(told)) as refused:
         spec_of(mode, count, **sections)
-    assert refused.value.hint or (mode != "gaia" and "threshold" not in told)
+    assert refused.value.hint or (mode != "gaia" and "threshold" not in told and "patience" not in told)
 
 
 def test_a_job_that_is_older_than_the_threshold_goes_on() -> None:
     values = spec_of().model_dump()
     del values["outer"]["threshold"]
+    del values["outer"]["patience"]
     assert outer_plan(parse_job(values)) == outer_plan(spec_of())
+
+
+@pytest.mark.parametrize(
+    ("mode", "sections", "patience"),
+    [
+        ("diloco", {"islands": {"count": 2}}, 0.05),
+        ("diloco", {"islands": {"count": 2}, "outer": {"every_steps": 10}}, 0.15),
+        ("gaia", {"islands": {"count": 2, "shares": "speed"}}, 0.75),
+        ("gaia", {"islands": {"count": 2}, "outer": {"every_steps": 1, "overlap_steps": 0}}, 1.0),
+        ("diloco", {"islands": {"count": 2}, "training": {"reproducible": True}}, "none"),
+        ("diloco", {}, "none"),
+        ("streaming", {"outer": {"patience": "none"}}, "none"),
+        ("streaming", {"outer": {"patience": 0.0}, "training": {"reproducible": True}}, 0.0),
+    ],
+)
+def test_exchanges_have_patience_where_chance_has_a_say_anyway(
+    mode: str, sections: dict[str, Any], patience: float | str
+) -> None:
+    """A step and a half at least."""
+    assert spec_of(mode, 2, **sections).outer.patience == patience
 
 
 SAME_BITS = {"reproducible": True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.brain.checkpoint.schedule import FIRST_S_MAX, CheckpointSchedule
-from scheduler.brain.outputs import PublishCheckpoint
+from scheduler.brain.outputs import Exchanged, PublishCheckpoint
 from scheduler.brain.settings import SavingRules
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.types import JobId
@@ -64,6 +64,19 @@ def test_islands_are_saved_where_all_hold_the_same_and_there_alone_does_their_cl
     assert saving.due(level[0], 20.0).plan is None, "the clock begins here, as at all islands"
     assert all(saving.due(version, 99.0).plan is None for version in between)
     assert saving.due(level[1], 30.0).plan == level[1]
+
+
+def test_nothing_is_saved_behind_an_exchange_that_islands_merge_at_several_moments() -> None:
+    course = OuterCourse(IslandCourse(12, 4, 2, 0))
+    first, second, third = (one.step + 1 for one in course.outer)
+    saving = CheckpointSchedule(SavingRules(every_steps=2, every_s=10.0), 1, 0, course.steps, course)
+    assert saving.wants(first, 0.0)
+    saving.merges(Exchanged(first - 1, (), False, 1.0))
+    assert saving.due(first, 0.0).plan is None
+    saving.merges(Exchanged(second - 1, (), False, 1.0, whole=True))
+    assert saving.wants(second, 5.0)
+    assert saving.due(second, 5.0).plan == second
+    assert saving.wants(third, 6.0), "the last one"
 
 
 def test_a_stage_is_taken_from_the_one_who_was_asked_for_it_and_once() -> None:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
+from random import Random
 
 import pytest
 
-from scheduler.brain.inputs import OuterRound, ReplicaRecord, Tick
-from scheduler.brain.islands.exchange import DISPUTES_MAX, Exchanging, LinkFailure, _turn, doubts, largest_group
+from scheduler.brain.inputs import ReplicaRecord, Tick
+from scheduler.brain.islands.exchange import DISPUTES_MAX, Exchanging, LinkFailure, _turn, doubts, going, largest_group
 from scheduler.brain.islands.roster import Delegation
-from scheduler.brain.outputs import Fail, Note, Output, Send
+from scheduler.brain.outputs import Fail, Note, OuterRound, Output, Send
 from swarm.types import PeerId, Round, UnitName
 from swarm.wire.messages import AbortRound, Averaged, Exchange, ParameterNorm, RoundFailed
 from tests.simulation.engine.islands import Shape, World
@@ -498,3 +499,24 @@ def test_of_equal_groups_the_one_goes_on_that_seldom_lacked_another(
 ) -> None:
     pairs = [frozenset(pair) for pair in apart]
     assert largest_group(ALL, pairs, doubts({*pairs, *map(frozenset, before)})) == stay
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_who_goes_into_an_exchange_is_what_sets_say(seed: int) -> None:
+    """All that are ready, once all are or patience is over; nobody goes without one that is owed, or in a whole one."""
+    rng = Random(seed)
+    at_work = set(rng.sample(range(5), rng.randint(1, 5)))
+    ready = {island: rng.choice([0.0, 3.0, 7.0]) for island in at_work if rng.random() < 0.7}
+    owed = {island for island in at_work if rng.random() < 0.2}
+    whole, least, now_s = rng.random() < 0.2, rng.randint(0, 4), rng.choice([7.0, 9.0, 12.0])
+    patience_s = rng.choice([0.0, 5.0, math.inf])
+    found = going(ready, at_work, owed, whole=whole, least=least, patience_s=patience_s, now_s=now_s)
+    missing = at_work - set(ready)
+    if not missing:
+        assert found == tuple(sorted(at_work))
+    elif whole or missing & owed or len(ready) < max(1, least):
+        assert found == math.inf, "they wait for what happens"
+    elif now_s < min(ready.values()) + patience_s:
+        assert found == min(ready.values()) + patience_s, "when to ask again"
+    else:
+        assert found == tuple(sorted(ready))

@@ -97,9 +97,9 @@ def test_an_exchange_does_not_wait_for_guests_that_are_too_few_for_an_island() -
     """One alone joins like any other, but at the second exchange: more may come from its site until then."""
     made = world(Shape(replicas=1, steps=12, lease=2, fetch=1))
     made.lose(1)
-    before, peer = len(exchanges(made.history, SHAPE)), arrive(made)
+    before, peer = len(exchanges(made.history)), arrive(made)
     made.play_until(lambda _: follows(made, peer))
-    assert len(exchanges(made.history, SHAPE)) == before + 1
+    assert len(exchanges(made.history)) == before + 1
     made.play_until(lambda _: not made.brain.is_joining(peer))
     assert made.brain.present == (0,)
 
@@ -118,8 +118,8 @@ def test_exchanges_wait_for_nobody_of_a_site_for_a_while_after_they_did_so_in_va
     made.tell(inputs.Stuck(30.0))
     assert made.brain._guests.awaited == []
     rests_until_s = made.now_s + REST_TIMES * 30.0
-    before = len(exchanges(made.history, SHAPE))
-    made.play_until(lambda _: len(exchanges(made.history, SHAPE)) > before + 3)
+    before = len(exchanges(made.history))
+    made.play_until(lambda _: len(exchanges(made.history)) > before + 3)
     assert made.now_s < rests_until_s
     made.now_s = rests_until_s
     made.play_until(lambda _: bool(made.brain._guests.awaited))
@@ -164,11 +164,11 @@ def test_a_site_that_was_left_out_rests_twice_as_long_each_time_and_is_forgiven_
     made.play_until(lambda _: made.brain.present == (0, 1))
     (island,) = (one for one in (0, 1) if roster.home(one) == "berlin")
     assert guests.leave_out(island, roster, 30.0, 2000.0).endswith("in 600 s"), "it has taken part in no exchange since"
-    before = len(exchanges(made.history, SHAPE))
-    made.play_until(lambda _: len(exchanges(made.history, SHAPE)) > before)
+    before = len(exchanges(made.history))
+    made.play_until(lambda _: len(exchanges(made.history)) > before)
     assert guests.resting(2599.0) == {"berlin"}, "it has to rest first"
     made.now_s = 2600.0
-    made.play_until(lambda _: len(exchanges(made.history, SHAPE)) > before + 1)
+    made.play_until(lambda _: len(exchanges(made.history)) > before + 1)
     assert guests.leave_out(island, roster, 30.0, 3000.0).endswith("in 300 s")
 
 
@@ -185,8 +185,8 @@ def test_another_island_of_its_site_forgives_none_that_was_left_out() -> None:
     made.play_until(lambda _: made.brain.present == (0, 1, 2))
     assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 600 s")
     made.now_s += 600.0
-    before = len(exchanges(made.history, shape))
-    made.play_until(lambda _: len(exchanges(made.history, shape)) > before + 1)
+    before = len(exchanges(made.history))
+    made.play_until(lambda _: len(exchanges(made.history)) > before + 1)
     assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 300 s"), "it has exchanged"
 
 
@@ -204,8 +204,8 @@ def test_without_sites_an_island_that_went_on_forgives_nobody_who_joins_it_after
     peer = arrive(made, "")
     guests._rests[peer] = rest  # as if it were one of those
     made.play_until(lambda _: not made.brain.is_joining(peer))
-    before = len(exchanges(made.history, shape))
-    made.play_until(lambda _: len(exchanges(made.history, shape)) > before)
+    before = len(exchanges(made.history))
+    made.play_until(lambda _: len(exchanges(made.history)) > before)
     assert made.brain.island_of(peer) == 1
     assert peer in guests._rests
     roster.islands[1].settings = replace(roster.islands[1].settings, timeline=roster.next_timeline(1))
@@ -240,6 +240,6 @@ def test_no_exchange_waits_for_who_was_on_the_way_when_its_site_was_left_out() -
     while any(made.brain.is_joining(peer) for peer in peers):
         made.turn()
         assert made.brain._guests.awaited == []
-    before = len(exchanges(made.history, SHAPE))
-    made.play_until(lambda _: len(exchanges(made.history, SHAPE)) > before)
+    before = len(exchanges(made.history))
+    made.play_until(lambda _: len(exchanges(made.history)) > before)
     assert made.brain.present == (0,), "they are replicas there"

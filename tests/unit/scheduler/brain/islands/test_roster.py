@@ -87,11 +87,19 @@ def test_two_of_a_new_site_that_come_together_join_one_island() -> None:
 COURSES = tuple(OuterCourse(IslandCourse(4, 2, 2, island)) for island in range(2))  # steps 2 and 5 are outer ones
 
 
-def island(agreed: int, *, begun: int | None = None, mode: Mode = Mode.RUNNING, is_held: bool = False) -> Any:
+def island(
+    agreed: int,
+    *,
+    begun: int | None = None,
+    mode: Mode = Mode.RUNNING,
+    is_held: bool = False,
+    is_late: bool = False,
+) -> Any:
     """One that has this version; `is_held`: an evaluation needs its weights."""
     begun = agreed if begun is None else begun
     has_come = COURSES[0].is_outer(agreed) and begun == agreed and mode is Mode.RUNNING and not is_held
-    return SimpleNamespace(mode=mode, agreed=agreed, begun=begun, outer_step=agreed if has_come else None)
+    step = agreed if has_come else None
+    return SimpleNamespace(mode=mode, agreed=agreed, begun=begun, outer_step=step, is_late=is_late)
 
 
 def waits_roster(*islands: Any) -> Any:
@@ -101,6 +109,7 @@ def waits_roster(*islands: Any) -> Any:
     return SimpleNamespace(
         islands=islands,
         courses=COURSES,
+        late={number: 0.0 for number, one in enumerate(islands) if one is not None and one.is_late},
         lost={number: "" for number, one in enumerate(islands) if one is None},
         at_work=lambda: at_work,
         outer_step=steps.pop() if len(steps) == 1 else None,
@@ -119,6 +128,7 @@ def waits_roster(*islands: Any) -> Any:
         (island(0, mode=Mode.LOADING), island(2), "loading"),
         (island(2, mode=Mode.GATHERING), island(2), "loading"),
         (island(6, mode=Mode.SAVING), island(6), "saving"),
+        (island(1, is_late=True), island(3), "late"),
         (island(2), None, "exchanging"),
         (None, island(2), "lost"),
     ],

@@ -1,0 +1,139 @@
+"""Islands that come late to an exchange: it is made without them, and the weights are those of one process.
+
+Real flows, brains and torch; the transport delays and reorders every tensor at random and delivers some twice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler.brain.explain.facts import Situation
+from scheduler.jobs.job import Job
+from swarm.types import IslandState
+from tests.support.effort import others
+from tests.support.islands import (
+    diloco,
+    exchanges_of,
+    gaia,
+    log_of,
+    lose,
+    paused,
+    peers_of,
+    restart,
+    streaming,
+    trained,
+    until,
+)
+from tests.support.simulated import Rig, write_text
+
+SLOW = 6.0
+LONG = {"training__steps": 16, "outer__patience": 0.1, "training__eval_every_steps": 4, "checkpoint__every_s": 0.0}
+WAYS = {
+    "diloco": (diloco, {}),
+    "hides": (diloco, {"outer__every_steps": 4, "outer__overlap_steps": 1}),
+    "streaming": (streaming, {}),
+    "gaia": (gaia, {}),
+}
+
+
+async def slow_for(rig: Rig, job: Job, steps: int, island: int = 1) -> None:
+    """One island computes slowly, up to a step of the job."""
+    slow = [peer for peer, place in job.record.peers.items() if place // len(job.spec.split) == island]
+    rig.slowness |= dict.fromkeys(slow, SLOW)
+    await until(rig, job, lambda one: one.progress.steps_done >= steps)
+    rig.slowness.clear()
+
+
+def late_in(job: Job) -> list[int]:
+    return [island for one in exchanges_of(log_of(job)) for island in one.late]
+
+
+def situation(job: Job) -> Situation:
+    found = job.situation()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("way", "islands", "slow"),
+    [
+        ("diloco", 2, 1),
+        ("diloco", 2, 0),
+        ("streaming", 3, 1),
+        ("gaia", 2, 1),
+        *others(("hides", 2, 1), ("streaming", 2, 0)),
+    ],
+)
+def test_an_island_that_is_late_keeps_its_steps_and_the_weights_are_those_of_one_process(
+    tmp_path: Path, way: str, islands: int, slow: int
+) -> None:
+    make, changes = WAYS[way]
+    spec = make(write_text(tmp_path), islands, **LONG | changes)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 2)
+        await slow_for(rig, job, 13, slow)
+
+    job = trained(tmp_path, spec, islands * 2, story, with_log=True)
+    assert slow in late_in(job)
+    assert all(len(one.islands) + len(one.late) == islands for one in exchanges_of(log_of(job))), "none was lost"
+    assert job.record.timeline == 0
+
+
+@pytest.mark.parametrize("seed", [1, *others(2, 3)])
+def test_a_scheduler_that_is_killed_while_an_island_is_late_knows_that(tmp_path: Path, seed: int) -> None:
+    spec = diloco(write_text(tmp_path), **LONG)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 2)
+        slow = rig.tasks.create_task(slow_for(rig, job, 13))
+        await until(rig, job, is_late)
+        (late,) = [island for island in situation(job).islands if island.state is IslandState.LATE]
+        assert "the others exchanged without it; it keeps its steps, and they count at step" in late.relief
+        await restart(rig)
+        slow.cancel()
+        rig.slowness.clear()
+
+    job = trained(tmp_path, spec, 4, story, seed, with_log=True)
+    assert 1 in late_in(job)
+    assert job.record.timeline == 0
+
+
+def is_late(job: Job) -> bool:
+    found = job.situation()
+    return found is not None and any(island.state is IslandState.LATE for island in found.islands)
+
+
+def test_an_island_that_is_lost_while_it_is_late_leaves_out_all_since_it_took_part(tmp_path: Path) -> None:
+    spec = diloco(write_text(tmp_path), 3, **LONG)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 2)
+        slow = rig.tasks.create_task(slow_for(rig, job, 16))
+        await until(rig, job, is_late)
+        lose(rig, job, 1)
+        slow.cancel()
+
+    job = trained(tmp_path, spec, 6, story, with_log=True)
+    log = exchanges_of(log_of(job))
+    first = next(number for number, one in enumerate(log) if one.late)
+    assert 1 not in log[first + 1].islands
+    assert peers_of(job, 0)
+
+
+def test_a_pause_waits_for_a_late_island(tmp_path: Path) -> None:
+    spec = diloco(write_text(tmp_path), **LONG)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 2)
+        slow = rig.tasks.create_task(slow_for(rig, job, 16))
+        await until(rig, job, is_late)
+        slow.cancel()
+        checkpoint = await paused(rig, job)
+        assert not exchanges_of(log_of(job))[-1].late or exchanges_of(log_of(job))[-1].after_step < checkpoint.step
+        rig.slowness.clear()
+        await rig.jobs.resume(job, "", None)
+
+    trained(tmp_path, spec, 4, story, with_log=True)
