@@ -164,7 +164,7 @@ class Allocator:
 
     def _all_unfit(self, job: Job) -> frozenset[PeerId]:
         """The peers that the job cannot use. One that is pinned to a stage serves it in the first island."""
-        unfit = job.unfit.among(lambda peer: one.hello.incarnation if (one := self._membership.get(peer)) else None)
+        unfit = job.unfit.among(lambda peer: known.hello.incarnation if (known := self._membership.get(peer)) else None)
         if job.spec.island_count == 1:
             return unfit
         stages = len(job.spec.split)
@@ -179,7 +179,7 @@ class Allocator:
         if (most := peers_max(job)) is None:
             return None
         moving = self._peers.reservations.now(now_s())
-        coming = sum(one.job == job.record.id and self._is_idle(peer) for peer, one in moving.items())
+        coming = sum(reserved.job == job.record.id and self._is_idle(peer) for peer, reserved in moving.items())
         return max(0, most - peers - coming)
 
     def _running(self, job: Job, run: JobRun) -> ActiveJob:

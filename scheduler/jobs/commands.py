@@ -202,7 +202,7 @@ class Jobs:
             raise NotAllowed(f"{JOBS_OPEN_MAX} jobs are open already", hint="cancel some: swarm ls")
         own = sum(whose == owner for whose, _ in living)
         check_share(owner, own, len(living) - own, JOBS_OPEN_MAX)
-        shards += sum(one for _, one in living)
+        shards += sum(count for _, count in living)
         if shards > SHARDS_OPEN_MAX:
             raise NotAllowed(
                 f"the open jobs would have {shards} token shards together, at most {SHARDS_OPEN_MAX} can be open",

@@ -137,7 +137,7 @@ class CutBound:
     def is_held(self, places: Places) -> bool:
         """Whether each peer's memory holds its stage, with as many replicas as this placement has."""
         takes = needs(self._costs, self.split, sum(map(len, places)))
-        kinds = {(self._offers[one], stage) for stage, members in enumerate(places) for one in members}
+        kinds = {(self._offers[peer], stage) for stage, members in enumerate(places) for peer in members}
         return all(offer.holds(takes[stage]) for offer, stage in kinds)
 
     def figures(self, stage: int, members: Sequence[int]) -> _StageFigures:
@@ -174,9 +174,9 @@ class CutBound:
 
     def travel_s(self, left: _StageFigures, right: _StageFigures) -> float:
         """Seconds that a tensor travels over a boundary, mean over pairs."""
-        one, other = np.flatnonzero(left.counts), np.flatnonzero(right.counts)
-        pairs = np.outer(left.counts[one], right.counts[other])
-        return float((self._travel_s[np.ix_(one, other)] * pairs).sum()) / (left.count * right.count)
+        here, there = np.flatnonzero(left.counts), np.flatnonzero(right.counts)
+        pairs = np.outer(left.counts[here], right.counts[there])
+        return float((self._travel_s[np.ix_(here, there)] * pairs).sum()) / (left.count * right.count)
 
     def _carried(self, stages: Sequence[_StageFigures]) -> tuple[float, str]:
         """The microbatches/s that the busiest link carries, and its name."""

@@ -39,7 +39,9 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
     With `plays` the best are played, as long as the bound of the next one is above what was played.
     """
     found = search.found
-    plans = [_plan(search.pool, search.spec, CutBound(search.pool, one.spec), one.places) for one in found]
+    plans = [
+        _plan(search.pool, search.spec, CutBound(search.pool, placement.spec), placement.places) for placement in found
+    ]
     costs = [_cost(plan, by_price=search.by_price) for plan in plans]  # by the bound, the least first
     shown = costs
     if plays:
@@ -61,8 +63,8 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
     if plays:
         reasons.append(f"as placed: {_as_placed(search.pool, facts, plan)}")
     reasons += (f"left out: {text}" for text in _left_out(search.pool, facts, best))
-    plans.sort(key=lambda one: _cost(one, by_price=search.by_price))
-    others = [*(_told(one, plan, by_price=search.by_price) for one in plans[:NEXT_MAX]), *_refused(search)]
+    plans.sort(key=lambda other: _cost(other, by_price=search.by_price))
+    others = [*(_told(other, plan, by_price=search.by_price) for other in plans[:NEXT_MAX]), *_refused(search)]
     reasons += [f"next best: {'; '.join(others)}"] if others else []
     if plays and (advice := _narrow(search.pool, facts, plan)):
         reasons.append(f"narrow: {advice}")
@@ -105,13 +107,13 @@ def played(pool: PeerPool, spec: JobSpec, plan: Plan) -> Plan:
     rules = replace(RULES, warm_up=2, measured=2) if is_long else RULES
     plays = [Play(pool, plan, load, rules, seed) for seed in range(SEEDS)]
     shown = [play.run() for play in plays]
-    rate = mean(one.tokens_per_s for one in shown)
+    rate = mean(play.tokens_per_s for play in shown)
     half = rules.measured // 2
     ends = [play.committed_s[rules.warm_up - 1 :: half][:3] for play in plays]
     tokens = half * load.microbatches * load.tokens
     rates = [tokens / (end_s - begin_s) for times in ends for begin_s, end_s in pairwise(times)]
     spread = (max(rates) - min(rates)) / 2.0 / rate
-    idle, price = max(0.0, mean(one.idle_ratio for one in shown)), plan.predicted.price_per_hour
+    idle, price = max(0.0, mean(play.idle_ratio for play in shown)), plan.predicted.price_per_hour
     step_s = facts.spec.training.microbatches * load.tokens / rate
     predicted = Predicted("played", rounded(rate), rounded(step_s), rounded(idle), price, rounded(spread))
     return replace(plan, predicted=predicted)
@@ -137,7 +139,7 @@ def _plan(pool: PeerPool, spec: JobSpec, facts: CutBound, places: tuple[tuple[st
     size, microbatches = resolved.training.microbatch_sequences, resolved.training.microbatches
     assert size != "auto", "it is resolved"
     step_s, tokens = facts.of(numbers).step_s, microbatches * microbatch_tokens(resolved)
-    used = [pool.peers[one] for members in numbers for one in members]
+    used = [pool.peers[peer] for members in numbers for peer in members]
     return Plan(
         *(resolved.split, places, size, resolved.overlap, bool(resolved.model.recompute)),
         predicted=predicted_by_bound(used, tokens, sum(facts.flops), step_s),
@@ -170,11 +172,11 @@ def _why_not(pool: PeerPool, facts: CutBound, numbers: Sequence[Sequence[int]], 
         stage: facts.of([[*members, number] if at == stage else members for at, members in enumerate(numbers)])
         for stage in able
     }
-    stage = min(able, key=lambda one: with_it[one].step_s)
+    stage = min(able, key=lambda at: with_it[at].step_s)
     after = with_it[stage]
     averaging, longer = spoken_duration(bound.round_s), spoken_duration(after.round_s)
     if after.round_s > AVERAGING_GROWS * bound.round_s and averaging != longer:
-        way = _slowest_way(pool, peer, [pool.peers[one] for one in numbers[stage]])
+        way = _slowest_way(pool, peer, [pool.peers[member] for member in numbers[stage]])
         return f"{way} would lengthen averaging from {averaging} to {longer}"
     gain = 1.0 - after.step_s / bound.step_s
     return f"a step would take {gain:.1%} less" if gain >= TIE else "a step would take no less"
@@ -237,11 +239,11 @@ def _narrow(pool: PeerPool, facts: CutBound, plan: Plan) -> str:
     except (InvalidConfig, OutOfMemory):
         return ""  # the width or the layers cannot be divided so, or memory holds no such stage
     alone, narrow = CutBound(pool, int8), CutBound(pool, placed)
-    fits = all(narrow.holds[one, stage] for stage, members in enumerate(numbers) for one in members)
+    fits = all(narrow.holds[peer, stage] for stage, members in enumerate(numbers) for peer in members)
     if not fits or alone.of(numbers).step_s < NARROW_GAINS * narrow.of(numbers).step_s:
         return ""
-    shown = [played(pool, one.spec, replace(plan, split=one.split)).predicted for one in (alone, narrow)]
-    was, then, now = (one.tokens_per_s for one in (plan.predicted, *shown) if one is not None)
+    shown = [played(pool, cut.spec, replace(plan, split=cut.split)).predicted for cut in (alone, narrow)]
+    was, then, now = (predicted.tokens_per_s for predicted in (plan.predicted, *shown) if predicted is not None)
     return (
         f'model.narrow.kind = "{NARROW.kind}" and pipeline.compression = "int8" would make {now:,.0f} tokens/s of '
         f"{was:,.0f}, int8 alone {then:,.0f}; {NARROW_COSTS}"

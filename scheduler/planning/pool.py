@@ -218,7 +218,7 @@ def read_pool(path: Path, text: str | None = None) -> PeerPool:
     lines = _lines_of(text)
     peers, seen = list[_PeerTable](), dict[str, int]()
     for number, table in enumerate(content.peer):
-        names = [table.name] if table.count is None else [f"{table.name}-{one}" for one in range(table.count)]
+        names = [table.name] if table.count is None else [f"{table.name}-{at}" for at in range(table.count)]
         for name in names:
             if name in seen:
                 told = f"peer {name} is there twice"
@@ -345,7 +345,7 @@ def _completed(tables: Sequence[_PeerTable], delay: _LinkCells, bandwidth: _Link
         links[a, b] = PoolLink(delay_s, bandwidth.cells.get((a, b), assumed.bits_per_s / 1e9) * 1e9)
         out[a], into[b] = max(out[a], links[a, b].bits_per_s), max(into[b], links[a, b].bits_per_s)
     speeds = {
-        device: median([one.speed for one in tables if one.device == device and one.speed is not None] or known)
+        device: median([table.speed for table in tables if table.device == device and table.speed is not None] or known)
         for device in {table.device for table in tables}
     }
     peers = []

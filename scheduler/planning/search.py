@@ -141,7 +141,7 @@ class Search:
             least = min(climber.cost for climber in left.values())
             first = next(stages for stages, climber in left.items() if climber.cost <= least * (1.0 + TIE))
             climber = left.pop(first)
-            names = tuple(tuple(sorted(self.pool.peers[one].name for one in stage)) for stage in climber.best)
+            names = tuple(tuple(sorted(self.pool.peers[peer].name for peer in stage)) for stage in climber.best)
             ordered.append(Placement(climber.facts.spec, names, climber.facts.of(climber.best), climber.cost))
         return ordered
 
@@ -188,7 +188,7 @@ class Search:
             return
         facts = CutBound(self.pool, resolved)
         if self._prices is None and facts.least_s() > min(
-            (one.cost for one in self._climbers.values()), default=math.inf
+            (climber.cost for climber in self._climbers.values()), default=math.inf
         ):
             return
         size = resolved.training.global_batch_sequences // resolved.training.microbatches
@@ -250,9 +250,9 @@ def _starts(pool: PeerPool, climber: _Climber) -> Iterator[list[list[int]]]:
     numbers = {peer.name: number for number, peer in enumerate(peers)}
     yield _by_stage(stages, {numbers[name]: stage for name, stage in today.items()})
     file_order = list(range(len(peers)))
-    fastest = sorted(file_order, key=lambda one: (-peers[one].speed, one))
+    fastest = sorted(file_order, key=lambda peer: (-peers[peer].speed, peer))
     chain = {site: number for number, site in enumerate(_chain(pool))}
-    near = sorted(file_order, key=lambda one: (chain[peers[one].site], one))
+    near = sorted(file_order, key=lambda peer: (chain[peers[peer].site], peer))
     orders = [(file_order, True), (fastest, False), (near, True), (near, False)]
     for number in range(RANDOM_STARTS):
         orders.append((_shuffled(pool, climber.rng, by_site=number % 2 == 0), number % 2 == 0))
@@ -262,7 +262,7 @@ def _starts(pool: PeerPool, climber: _Climber) -> Iterator[list[list[int]]]:
 
 
 def _by_stage(stages: int, stage_of: dict[int, int]) -> list[list[int]]:
-    return [sorted(one for one, stage in stage_of.items() if stage == number) for number in range(stages)]
+    return [sorted(peer for peer, stage in stage_of.items() if stage == number) for number in range(stages)]
 
 
 def _shuffled(pool: PeerPool, rng: Random, *, by_site: bool) -> list[int]:
@@ -272,7 +272,7 @@ def _shuffled(pool: PeerPool, rng: Random, *, by_site: bool) -> list[int]:
     if by_site:
         sites = sorted({peer.site for peer in pool.peers})
         rng.shuffle(sites)
-        order.sort(key=lambda one: sites.index(pool.peers[one].site))
+        order.sort(key=lambda peer: sites.index(pool.peers[peer].site))
     return order
 
 
@@ -299,17 +299,17 @@ def _dealt(climber: _Climber, order: Sequence[int], *, in_rows: bool) -> list[li
     holds: list[list[bool]] = facts.holds.tolist()
     places: list[list[int]] = [[] for _ in range(stages)]
     have = [0.0] * stages
-    share = sum(1.0 / sum(1.0 / one for one in rates) for rates in rate)  # each stage's, if all were used to the full
+    share = sum(1.0 / sum(1.0 / each for each in rates) for rates in rate)  # each stage's, if all were used to the full
     at = 0
-    for one in order:
+    for peer in order:
         while in_rows and at < stages - 1 and have[at] >= share and len(places[at]) >= climber.min_replicas:
             at += 1
-        able = [stage for stage in range(stages) if holds[one][stage]]
+        able = [stage for stage in range(stages) if holds[peer][stage]]
         if not able:
             continue
-        stage = at if in_rows and holds[one][at] else min(able, key=lambda stage: (have[stage], stage))
-        places[stage].append(one)
-        have[stage] += rate[one][stage]
+        stage = at if in_rows and holds[peer][at] else min(able, key=lambda stage: (have[stage], stage))
+        places[stage].append(peer)
+        have[stage] += rate[peer][stage]
     return places if all(len(members) >= climber.min_replicas for members in places) else None
 
 
@@ -323,8 +323,8 @@ class _State:
         facts = climber.facts
         self._climber = climber
         self.places = [list(members) for members in places]
-        used = {one for members in places for one in members}
-        self.out = [one for one in range(len(facts.rate)) if one not in used and bool(facts.holds[one].any())]
+        used = {peer for members in places for peer in members}
+        self.out = [peer for peer in range(len(facts.rate)) if peer not in used and bool(facts.holds[peer].any())]
         self._stages = [facts.figures(number, members) for number, members in enumerate(places)]
         self._travel_s = [
             facts.travel_s(left, right) for left, right in zip(self._stages, self._stages[1:], strict=False)
@@ -337,7 +337,7 @@ class _State:
         prices = self._climber.prices
         if prices is None:
             return bound.step_s
-        return bound.step_s * sum(float(prices[one]) for members in places for one in members)
+        return bound.step_s * sum(float(prices[peer]) for members in places for peer in members)
 
     def tried(self, changed: dict[int, list[int]], out: list[int]) -> bool:
         """Change the members of some stages if that lowers the cost; gives whether it did."""
@@ -346,7 +346,9 @@ class _State:
         stages, travel_s, tied_s = list(self._stages), list(self._travel_s), self._tied_s
         for number, members in changed.items():
             stages[number] = facts.figures(number, members)
-        for left in {one for number in changed for one in (number - 1, number) if 0 <= one < len(travel_s)}:
+        for left in {
+            boundary for number in changed for boundary in (number - 1, number) if 0 <= boundary < len(travel_s)
+        }:
             travel_s[left] = facts.travel_s(stages[left], stages[left + 1])
         if 0 in changed or len(stages) - 1 in changed:
             tied_s = facts.tied_s(places)
@@ -362,28 +364,28 @@ class _State:
         """A random change, as `tried` takes it; None if what was drawn cannot be."""
         holds, least, stages = self._climber.facts.holds, self._climber.min_replicas, len(self.places)
         a, b, kind = rng.randrange(stages), rng.randrange(stages), rng.random()
-        one = rng.choice(self.places[a])
-        rest = [other for other in self.places[a] if other != one]
+        peer = rng.choice(self.places[a])
+        rest = [other for other in self.places[a] if other != peer]
         if kind < 0.1 and self.out:
             into = rng.choice(self.out)
             left = [other for other in self.out if other != into]
             if kind < 0.05 and holds[into, b]:
                 return {b: [*self.places[b], into]}, left
             if holds[into, a]:
-                return {a: [*rest, into]}, [*left, one]
+                return {a: [*rest, into]}, [*left, peer]
         elif kind < 0.2:
             if len(rest) >= least:
-                return {a: rest}, [*self.out, one]
+                return {a: rest}, [*self.out, peer]
         elif a == b:
             return None
         elif kind < 0.6:
-            if len(rest) >= least and holds[one, b]:
-                return {a: rest, b: [*self.places[b], one]}, self.out
+            if len(rest) >= least and holds[peer, b]:
+                return {a: rest, b: [*self.places[b], peer]}, self.out
         else:
             two = rng.choice(self.places[b])
-            if holds[one, b] and holds[two, a]:
+            if holds[peer, b] and holds[two, a]:
                 others = [other for other in self.places[b] if other != two]
-                return {a: [*rest, two], b: [*others, one]}, self.out
+                return {a: [*rest, two], b: [*others, peer]}, self.out
         return None
 
 
