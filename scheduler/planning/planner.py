@@ -29,7 +29,7 @@ ABOVE_BOUND = 0.02  # by so much chance may lift a play
 PATIENCE = 100  # times the step of a plan: so long the scheduler's own placement is played at most
 NARROW = NarrowSection(kind="maxout", factor=4)  # that advice is about
 NARROW_GAINS = 1.25  # of the speed with int8 alone, by the bound: for less nothing is said
-NARROW_COSTS = "a small model had 5 to 12 % more loss after as many tokens"  # docs/convergence.md
+NARROW_COSTS = "a small model had 3 to 8 % more loss after as many tokens"  # docs/convergence.md
 AVERAGING_GROWS = 1.1  # by a peer: then its line is the reason why it is left out
 
 

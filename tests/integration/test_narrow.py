@@ -92,6 +92,15 @@ def test_what_is_behind_an_anchor_starts_as_the_transpose_of_what_is_before_it()
     assert 0.8 < float(down.std()) * down.shape[1] ** 0.5 < 1.2
 
 
+@pytest.mark.parametrize("kind", ["maxout", "bottleneck"])
+def test_the_hidden_state_behind_a_norm_starts_four_times_as_large(kind: str) -> None:
+    (stage,) = build_stages(spec_of("llama", (4,), kind=kind), CPU)
+    ups = [one.detach() for name, one in stage.module.named_parameters() if name.endswith("narrow_in.up.weight")]
+    assert len(ups) == 3
+    for up in ups:
+        assert 3.0 < float(up.std()) * up.shape[1] ** 0.5 < 5.0
+
+
 def test_norms_of_places_start_at_one_where_those_of_the_family_start_at_zero() -> None:
     (stage,) = build_stages(spec_of("gemma2", (4,)), CPU)
     norms = {name: parameter for name, parameter in stage.module.named_parameters() if parameter.dim() == 1}
