@@ -1,4 +1,4 @@
-"""What is done to jobs with islands: one is killed whole or cut off, the scheduler dies in an exchange, or both.
+"""What is done to jobs with islands: one is killed whole, cut off, stopped, the scheduler dies in an exchange, or both.
 
 The proof is the twin's: one process repeats what became of the islands (`swarm train-local --outer-log`).
 """
@@ -21,6 +21,7 @@ from tests.chaos.trial import Broken, Job, Trial, Void
 
 SITES = ("lyon", "berlin")
 CUT_S = 60.0
+STOPPED_S = 3.0  # longer than an exchange takes
 RHYTHMS: dict[str, dict[str, object]] = {  # of each averaging.mode: an exchange behind every fourth step
     "diloco": {"outer__every_steps": 4},
     "streaming": {"outer__every_steps": 8, "outer__fragments": 2},
@@ -28,13 +29,14 @@ RHYTHMS: dict[str, dict[str, object]] = {  # of each averaging.mode: an exchange
 }
 
 
-def job_of(trial: Trial, steps: int, mode: str, islands: int = len(SITES)) -> Job:
+def job_of(trial: Trial, steps: int, mode: str, islands: int = len(SITES), **others: object) -> Job:
     """A job of islands of two stages, in which each has two microbatches of a step."""
     changes = {
         "islands__count": islands,
         "averaging__mode": mode,
         "training__global_batch_sequences": 4 * islands,
         **RHYTHMS[mode],
+        **others,
     }
     return trial.job(2, steps, **changes)
 
@@ -97,14 +99,17 @@ def an_island_is_killed_whole(folder: Path, seed: str, long: bool, mode: str = "
         return trial
 
 
-def an_island_is_cut_off(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:
-    """The links between two sites are cut; then those of one site to all others, the scheduler too."""
+def an_island_is_cut_off(folder: Path, seed: str, long: bool, mode: str = "diloco", patience: object = "none") -> Trial:
+    """The links between two sites are cut; then those of one site to all others, the scheduler too.
+
+    With `patience` an island is late while the sites are cut apart, and merges when it can fetch what the other made.
+    """
     cut_s = CUT_S if long else 8.0
     hosts = [[1, 2], [3, 4]]  # of each site
     with Relay(5, seed=Random(seed).getrandbits(32)) as relay, Trial.on_a_network(folder, seed, relay) as trial:
         for site in SITES:
             trial.add_servers(2, "--site", site)
-        job = job_of(trial, 400, mode)
+        job = job_of(trial, 400, mode, outer__patience=patience)
         trial.until_step(job, 2)
         for name, others in (("sites", hosts[0]), ("all", [0, *hosts[0]])):
             trial.steps_on(job, 5)
@@ -118,11 +123,60 @@ def an_island_is_cut_off(folder: Path, seed: str, long: bool, mode: str = "diloc
             trial.figures[f"healed_s_{name}"] = round(trial.heals(job), 2)
             if relay.counts().get("cut", 0) == before:
                 raise Void(f"no packet met the cut ({name})")
+            if name == "sites" and patience != "none" and not trial.said(trial.scheduler, "is late"):
+                raise Void("no island was late while the sites were cut apart")
         lost = len(trial.said(trial.scheduler, "is lost"))
         _, log = proves(trial, job)
         if not lost or not log:
             raise Void("no island was lost while it was cut off from all")
         return trial
+
+
+def an_island_is_late(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:
+    """An island is stopped, the others exchange without it, and then it goes on; again, with a scheduler that is killed
+    meanwhile; and at last the island is killed before it has merged what the others made."""
+    with Trial(folder, seed, grace_s=60.0) as trial:
+        site_of = {peer: site for site in SITES for peer in trial.add_servers(2, "--site", site)}
+        job = job_of(trial, 400 if long else 200, mode, outer__patience=0.5)
+        trial.until_step(job, 6)
+        left = ["killed", "scheduler", "goes on"]
+        for _ in range(10):
+            trial.steps_on(job, 10)  # a scheduler has no patience until it knows how long a period takes
+            late = trial.rng.randrange(len(SITES))
+            members, then, stopped_s = islands_of(trial, job)[late], "", time.time()
+            for peer in members:
+                trial.servers[peer].kill(signal.SIGSTOP)
+            try:
+                if not _becomes_late(trial, late, stopped_s):
+                    continue  # it was about to merge the exchange before, for which the others wait
+                if trial.said(trial.scheduler, f"island {late} is lost"):
+                    raise Broken("an island was lost while it was stopped")
+                then = left.pop()
+                if then == "scheduler":
+                    trial.restart_scheduler()
+                time.sleep(STOPPED_S)
+            finally:
+                for peer in members:
+                    trial.servers[peer].kill(signal.SIGKILL if then == "killed" else signal.SIGCONT)
+            for peer in members if then == "killed" else ():
+                trial.respawn(peer, "--site", site_of[peer])
+            trial.figures[f"healed_s_{then.replace(' ', '_')}"] = round(trial.heals(job), 2)
+            if not left:
+                break
+        _, log = proves(trial, job)
+        trial.figures["late"] = sum(bool(record.late) for record in log)
+        if left or trial.figures["late"] < 3:
+            raise Void(f"islands were late at other moments than these: {left}, {log}")
+        return trial
+
+
+def _becomes_late(trial: Trial, island: int, since_s: float) -> bool:
+    """Whether a stopped island is late soon."""
+    while time.time() < since_s + 10.0:
+        if trial.said(trial.scheduler, f"island {island} is late", since_s):
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def the_scheduler_dies_in_an_exchange(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:

@@ -760,12 +760,25 @@ SCENARIOS = [
                 short=False,
             ),
             Scenario(
+                f"{name}-late",
+                f"an island is stopped, the scheduler dies with one late, a late one is killed ({mode})",
+                partial(islands.an_island_is_late, mode=mode),
+                short=False,
+            ),
+            Scenario(
                 f"{name}-rounds",
                 f"the scheduler dies at each edge of an outer round ({mode})",
                 partial(islands.the_scheduler_dies_in_an_exchange, mode=mode),
                 short=False,
             ),
         )
+    ),
+    Scenario(
+        "islands-cut-late",
+        "sites cut apart, then one from all, where exchanges do not wait",
+        partial(islands.an_island_is_cut_off, patience=0.5),
+        network=True,
+        short=False,
     ),
     Scenario(
         "islands-three",
