@@ -749,7 +749,9 @@ class Play:
                     first_step=course.version_after(self._kept),
                 ) for island, course in enumerate(self.courses)
             ]  # fmt: skip
-            self.brain, begin = IslandsBrain(settings, self.courses, rng, spec.islands.min), inputs.EachIsland(starts)
+            patience = spec.outer.patience if isinstance(spec.outer.patience, float) else math.inf
+            self.brain = IslandsBrain(settings, self.courses, rng, spec.islands.min, patience)
+            begin = inputs.EachIsland(starts)
         self._decide = self._decides(self.brain.step)
         self._step(begin)
         for name in placed:
