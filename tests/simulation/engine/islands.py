@@ -766,7 +766,7 @@ class World:
                     return None
                 total = record
             one.theta = one.theta + total
-            proposed, one.log[step] = one.proposes(step), total
+            proposed, one.log = one.proposes(step), {step: total}  # a donor keeps the newest alone
             one.held = tuple(n for n in one.held if n not in proposed)
             if not command.rebases:
                 one.pending = tuple(n for n in one.pending if n not in proposed)
