@@ -223,6 +223,12 @@ class JobBrain:
         """The newest version that all replicas hold."""
         return self._state.progress.agreed
 
+    def has_made(self, step: int) -> bool:
+        """Whether at each stage a replica has made a step, so that others can have what it takes of it."""
+        run = self._state.progress.runs.get(step)
+        stages = {event.stage for event in run.commits.values()} if run is not None else set()
+        return self.agreed > step or len(stages) == len(self.settings.split)
+
     def agreed_digest(self, stage: int) -> str:
         """The digest of the stage's state at that version; empty if not known."""
         return self._state.progress.agreed_digest(stage)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from scheduler.brain.explain.facts import Situation
 from scheduler.jobs.job import Job
 from swarm.types import IslandState
 from tests.support.effort import others
 from tests.support.islands import (
+    check,
     diloco,
     exchanges_of,
     gaia,
@@ -22,11 +24,13 @@ from tests.support.islands import (
     paused,
     peers_of,
     restart,
+    run,
     streaming,
     trained,
     until,
 )
-from tests.support.simulated import Rig, write_text
+from tests.support.reference import reference
+from tests.support.simulated import Rig, Tokens, write_text
 
 SLOW = 6.0
 LONG = {"training__steps": 16, "outer__patience": 0.1, "training__eval_every_steps": 4, "checkpoint__every_s": 0.0}
@@ -104,6 +108,31 @@ def test_a_scheduler_that_is_killed_while_an_island_is_late_knows_that(tmp_path:
 def is_late(job: Job) -> bool:
     found = job.situation()
     return found is not None and any(island.state is IslandState.LATE for island in found.islands)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_what_is_evaluated_are_the_outer_weights_though_the_island_that_evaluates_is_late(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    """Behind a restart both it and another one evaluated."""
+    spec = diloco(write_text(tmp_path), **LONG | {"training__eval_every_steps": 2})
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 2)
+        slow = rig.tasks.create_task(slow_for(rig, job, 13, 0))
+        await until(rig, job, is_late)
+        if is_killed:
+            await restart(rig)
+        slow.cancel()
+        rig.slowness.clear()
+
+    job, rig = run(spec, tokens, 4, story)
+    expected = reference(spec, tokens, log_of(job))
+    check(job, expected)
+    with rig.engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT version, loss FROM evaluations ORDER BY version")).fetchall()
+    assert [(version, loss) for version, loss in found] == [(one.version, one.loss) for one in expected.evaluations]
 
 
 def test_an_island_that_is_lost_while_it_is_late_leaves_out_all_since_it_took_part(tmp_path: Path) -> None:

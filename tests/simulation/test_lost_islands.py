@@ -24,6 +24,7 @@ from tests.simulation.engine.islands import (
     Rows,
     Shape,
     World,
+    begun_world,
     checkpoints_level,
     exchanges,
     faults,
@@ -88,6 +89,20 @@ def test_an_island_whose_only_machine_for_a_stage_is_too_small_is_lost_and_the_o
     (standing,) = [island for island in world.brain.situation(1.0).islands if island.number == 1]
     assert "i1-s0-0 (stage 0) cannot go on: needs 9 GiB, has 8" in standing.waiting_for
     counts_once(world)
+
+
+def test_a_job_stalls_at_once_if_those_who_made_an_exchange_are_lost_and_a_late_island_has_not_got_it() -> None:
+    """It waited for limits.no_progress_s, for what nobody could give."""
+    world = begun_world(Shape(replicas=1, steps=12, patience=0.1))
+    world.play_until(lambda one: all(island.agreed > 3 for island in one.brain._roster.islands))
+    slow = frozenset(peer for peer in world.replicas if peer.startswith("i1"))
+    world.harm(Harmed(slow, math.inf))
+    world.play_until(lambda one: bool(one.made[-1].late))
+    world.lose(0, 0)
+    (end,) = [one for one in world.history if isinstance(one, Ended)]
+    assert end.state == "stalled"
+    assert end.reason.startswith("the islands that made the exchange after step ")
+    assert end.reason.endswith(" are lost, and no other has it yet")
 
 
 def test_what_a_lost_island_still_says_is_refused() -> None:

@@ -38,9 +38,9 @@ from scheduler.brain.islands.rows import evaluation_of, numbers
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, DropCheckpoint, EnterState, Fail, Finish, Note, Output, Stopped
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.stall import is_loss, stopped_by_loss, stuck
+from scheduler.brain.stall import LOST_HINT, is_loss, stopped_by_loss, stuck
 from scheduler.brain.state.brain_state import Mode
-from swarm.errors import ReplicaDiverged
+from swarm.errors import PeerUnavailable, ReplicaDiverged
 from swarm.job.course import OuterCourse
 from swarm.job.placement import Candidate
 from swarm.types import Decision, Direction, IslandState, JobState, PeerId
@@ -263,16 +263,20 @@ class IslandsBrain:
         self._roster.lost = {island: each.absent for island, one in enumerate(each.begins) if one is None}
         committed = {n: one.committed for n, one in enumerate(each.begins) if isinstance(one, inputs.Resumed)}
         self._outer.resume(each.exchanges, committed, now_s)
-        self._evaluator = min(set(self.present) - self._roster.late.keys(), default=min(self.present))
+        late = set[int]() if self.courses[0].streams else {*self._roster.late}
+        self._evaluator = min({*self.present} - late, default=min(self.present))
         decided = list[Output]()
         for island in self.present:
-            decided += self._tell(island, inputs.EvaluateHere(is_here=island == self._evaluator), now_s)
+            is_here = island in (self._evaluator, *late)  # a late one still holds the outer weights before
+            decided += self._tell(island, inputs.EvaluateHere(is_here=is_here), now_s)
         for island, begin in enumerate(each.begins):
             if begin is None:
                 continue
             peers = begin.known if isinstance(begin, inputs.Resumed) else [replica.peer for replica in begin.replicas]
             self._roster.island_of |= dict.fromkeys(peers, island)
             decided += self._tell(island, begin, now_s)
+        for island in late - {self._evaluator}:
+            decided += self._tell(island, inputs.EvaluateHere(is_here=False), now_s)
         return decided
 
     def _told(self, peer: PeerId, happened: Input, now_s: float) -> list[Output]:
@@ -506,6 +510,9 @@ class IslandsBrain:
         if island == self._evaluator:
             self._evaluator = min(self.present)
             decided += self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
+        if (gone := self._outer.gone()) and not self.is_over:
+            end = stopped_by_loss(gone, self.settings.on_stall, self._told_to_stop)
+            decided += self._end(end or Fail(PeerUnavailable.code, gone, LOST_HINT), gone, now_s)
         return decided
 
     def _divide(self, exchanged: outputs.Exchanged, now_s: float) -> list[Output]:

@@ -453,6 +453,17 @@ class OuterSteps:
         timeline = self._roster.timelines[island]
         return any(made.step == step and timeline in made.late for made in self._newest)
 
+    def gone(self) -> str:
+        """Why the newest exchange cannot be had any more: all that made it are lost; empty if it can."""
+        made, roster = self.made, self._roster
+        if made is None or made.whole or roster.is_unsettled:
+            return ""
+        have = [
+            n for n in roster.present if roster.timelines[n] in made.islands or roster.islands[n].has_made(made.step)
+        ]
+        step = self._course.inner_steps(made.step)
+        return "" if have else f"the islands that made the exchange after step {step} are lost, and no other has it yet"
+
     def owed(self, fragment: int) -> dict[int, Exchanged]:
         """The islands that were late in the newest exchange of a fragment, and that exchange."""
         of = (made for made in reversed(self._newest) if self._course.outer_at(made.step).fragment == fragment)

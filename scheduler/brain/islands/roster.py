@@ -259,13 +259,15 @@ class Roster:
         return found
 
     def allies(self, island: int, peer: PeerId, step: int, envoys: set[PeerId]) -> list[Hop]:
-        """Replicas of other islands that hold, or will hold, the mean proposals for the peer's stage, envoys first.
+        """Replicas of other islands that hold, or will hold, the mean proposals for the peer's stage: envoys first, and
+        replicas of late islands last.
 
         Until others have fetched the mean, only envoys hold it. If an envoy is lost then, other islands still have it.
         """
         stage = self.islands[island].stage_of(peer)
-        others = [brain for number, brain in self.at_work().items() if number != island and stage is not None]
-        able = [replica for brain in others for replica in brain.delegates(stage or 0, step)]
+        others = [number for number in self.present if number != island and stage is not None]
+        others.sort(key=self.late.__contains__)  # a late one has nothing to give yet
+        able = [replica for number in others for replica in self.islands[number].delegates(stage or 0, step)]
         able.sort(key=lambda replica: replica.peer not in envoys)
         return [Hop(replica.peer, replica.incarnation, 0, replica.address) for replica in able[:ALLIES_MAX]]
 

@@ -87,6 +87,16 @@ def test_two_of_a_new_site_that_come_together_join_one_island() -> None:
 COURSES = tuple(OuterCourse(IslandCourse(4, 2, 2, island)) for island in range(2))  # steps 2 and 5 are outer ones
 
 
+def test_a_late_replica_is_sent_to_those_who_have_what_it_lacks() -> None:
+    """Replicas of another late island stood before them, and were as many as it is sent to."""
+    world = begun_world(Shape(islands=3, replicas=4))
+    late = world.brain._roster
+    late.late = {0: 0.0, 1: 0.0}
+    world.kill(PeerId("i2-s0-0"))
+    allies = [hop.peer for hop in late.allies(0, PeerId("i0-s0-0"), 2, {PeerId("i2-s0-0")})]
+    assert allies == ["i2-s0-1", "i2-s0-2", "i2-s0-3", "i1-s0-0"]
+
+
 def island(
     agreed: int,
     *,
