@@ -500,8 +500,10 @@ class IslandsBrain:
 
     def _lose(self, island: int, told: str, now_s: float) -> list[Output]:
         """Go on without an island: what it trained since the last exchange does not count."""
+        is_owed = any(island in self._outer.owed(fragment) for fragment in range(self.courses[0].fragments))
+        since = "it last took part in an exchange" if is_owed else "the last exchange"
         self._roster.lose(island, told)
-        trained = "the others go on; what it has trained since the last exchange is left out"
+        trained = f"the others go on; what it has trained since {since} is left out"
         note = Note("warning", f"island {island} is lost: {told}; {trained}")
         decided = [note, outputs.IslandLost(island), *self._outer.without(island)]
         if (version := self._checkpoints.lose(island)) is not None:

@@ -424,7 +424,7 @@ class OuterSteps:
         self._going: tuple[int, ...] = ()  # the islands in it
         self._newest: deque[Exchanged] = deque(maxlen=EXCHANGES_NEWEST + roster.courses[0].fragments)
         self._ready_s: dict[int, float] = {}  # since when islands hold what they propose in the coming exchange
-        self._opened_s: dict[int, float] = {}  # by fragment: since when the first one did in its newest exchange
+        self._periods_s: dict[int, float] = {}  # by fragment: since when its period runs
         self._until_s = math.inf  # when patience is over
         self._round = Round(settings.epoch, 1)  # the next one between islands
         self.envoys: set[PeerId] = set()  # of the newest outer step
@@ -513,14 +513,16 @@ class OuterSteps:
 
         `is_whole`: whether all islands have to make an outer step at once.
         """
-        outer = self._roster.next_exchange(self.made)
+        outer = self._roster.next_exchange(self.made, hurries=self._patience == math.inf)
         if outer is None:
             self._ready_s.clear()
             return [], None
         step, captured, decided = outer.step, self._roster.captured(outer), list[Output]()
         self._ready_s = {island: self._ready_s.get(island, now_s) for island in captured}
         if self._exchanging is not None and (less := self._without_some(outer, is_whole, now_s)) is not None:
-            decided += self.begin_again(f"island {listed(map(str, sorted({*self._going} - {*less})))} is not reached")
+            rest = sorted({*self._going} - {*less})
+            who = f"island{'s' * (len(rest) > 1)} {listed(map(str, rest))} {'are' if len(rest) > 1 else 'is'}"
+            decided += self.begin_again(f"{who} not reached")
             self._compose(outer, less, now_s)
         if self._exchanging is None:
             chosen = self._chosen(outer, is_whole, now_s)
@@ -544,7 +546,7 @@ class OuterSteps:
         come = [n for n in self._going if self._roster.islands[n].outer_step == step]
         if len(come) < (len(self._going) if whole else 1):  # before, only envoys would hold what a row names
             return decided, None
-        self._opened_s[outer.fragment], self._ready_s = min(self._ready_s.values()), {}
+        self._periods_s[outer.fragment], self._ready_s = now_s, {}
         timelines = self._roster.timelines
         in_it, behind = (tuple(timelines[n] for n in of) for of in (self._going, late))
         is_level = whole and not self.owes().keys() - {outer.fragment}
@@ -561,10 +563,10 @@ class OuterSteps:
 
     def _patience_s(self, fragment: int) -> float:
         """How long the coming exchange waits for islands, by the time since the fragment's exchange before."""
-        opened_s = self._opened_s.get(fragment)
-        if opened_s is None or not self._ready_s or self._patience == math.inf:
+        since_s = self._periods_s.get(fragment)
+        if since_s is None or not self._ready_s or self._patience == math.inf:
             return math.inf
-        return self._patience * (min(self._ready_s.values()) - opened_s)
+        return self._patience * max(0.0, min(self._ready_s.values()) - since_s)
 
     def _compose(self, outer: OuterStep, islands: tuple[int, ...], now_s: float) -> None:
         settings = self._settings

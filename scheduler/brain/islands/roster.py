@@ -116,11 +116,13 @@ class Roster:
             for number, brain in self.at_work().items()
         )
 
-    def next_exchange(self, made: Exchanged | None) -> OuterStep | None:
-        """The outer step that islands exchange for next, once all at work have made that of the exchange before."""
+    def next_exchange(self, made: Exchanged | None, *, hurries: bool) -> OuterStep | None:
+        """The outer step that islands exchange for next, once all at work have made that of the exchange before; if it
+        `hurries`, once all have begun with that, where it was a whole one.
+        """
         steps = {self.courses[number].next_outer(brain.begun) for number, brain in self.at_work().items()}
         outer = steps.pop() if len(steps) == 1 else None
-        if outer is None or made is None or made.whole:
+        if outer is None or made is None or (made.whole and hurries):
             return outer
         # who has made that step lets go of what others may need for it, as soon as it makes the next one
         has_all = outer.step > made.step and all(brain.agreed > made.step for brain in self.at_work().values())

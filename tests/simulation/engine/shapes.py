@@ -141,7 +141,7 @@ PLAYS: Mapping[str, Plays] = {
     "late-split-streaming": Plays(replace(streaming(_SPLIT), patience=0.2), 4, 2),
     "late-frozen": Plays(replace(_FROZEN, patience=0.2), 4, 0),
     "late-frozen-hard": Plays(replace(hard(_FROZEN), deaths=0, patience=0.2), 4, 3),
-    "late-losing": Plays(replace(_SLOW, islands=4, replicas=4, patience=0.1, losses=3), 4, 1),
+    "late-losing": Plays(replace(_SLOW, islands=4, replicas=4, patience=0.1, losses=2), 3, 1),
     "late-by-speed": Plays(replace(by_speed(_SLOW), islands=3, patience=0.05, restarts=6), 4, 2),
     # Islands do not reach each other, answer nothing, or are slow.
     "split": Plays(_SPLIT, 4, 3),
