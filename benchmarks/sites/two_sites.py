@@ -15,7 +15,8 @@ held-out text, in nats per byte; "averaged" beside it is the loss after as many 
 a lost island was training does not count in tokens/s.
 
 With --sceptic all at berlin computes five times slower in the middle third of --minutes, and the link is cut after a
-sixth and after five sixths of them, for a thirtieth each.
+sixth and after five sixths of them, for a thirtieth each. The islands then have leases by their speeds, and an exchange
+takes a tenth of a period, as "auto" would choose for a job that does not ask for reproducible steps.
 
 Needs root, for network namespaces. Seconds are those of this machine: a free core for each process shows the link.
 """
@@ -172,6 +173,8 @@ class Sites(Trial):
         if way != "allreduce":
             changes |= {"islands__count": len(SITES), "outer__every_steps": EVERY_STEPS}
             changes |= {"pipeline__overlap": self._late, "pipeline__sync_steps": 0}
+            if self._sceptic_s:
+                changes |= {"islands__shares": "speed", "outer__overlap_steps": EVERY_STEPS // 10}
             changes |= {f"outer__{key}": value for key, value in outer.items()}
         spec = small_spec(self.text, **changes)
         return resolve(spec, Basis(ByteTokenizer.vocabulary_size, stages=STAGES))
