@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,11 +12,11 @@ from itertools import groupby
 
 from scheduler.brain.explain.facts import IdlePeer
 from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate, cut_here, waits_on
-from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer, offer
+from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer, filled, offer
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.stall import stalled_hint, waiting
-from scheduler.jobs.cuts import basis_of, cut_for, is_allowed, kept, pool_of, with_split
+from scheduler.jobs.cuts import basis_of, cut_for, is_allowed, kept, pool_of, reached, with_split
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, peers_max
 from scheduler.jobs.peers import Peers
@@ -235,17 +235,18 @@ class Allocator:
             self._registry.say(job, "info", f"{join.peer} is to join: {join.reason}")
             job.run.driver.tell(Join(_replica(peer.hello, join.stage, job.spec)))
 
-    def _candidates(self, peers: Iterable[Peer]) -> list[Candidate]:
+    def _candidates(self, peers: Sequence[Peer]) -> list[Candidate]:
+        speeds = filled([peer.measured.multiply_adds_per_s for peer in peers])
         return [
             Candidate(
                 hello.peer,
                 hello.pinned_stage,
-                speed=peer.measured.multiply_adds_per_s,
+                speed=speed,
                 offer=offer(hello),
                 site=_site(peer),
                 unreached=bool(peer.unreached),
             )
-            for peer in sorted(peers, key=lambda peer: peer.hello.peer)
+            for peer, speed in sorted(zip(peers, speeds, strict=True), key=lambda one: one[0].hello.peer)
             for hello in (peer.hello,)
         ]
 
@@ -285,7 +286,7 @@ class Allocator:
         assert job.waiting is not None
         reserved, unfit = self._peers.reservations.now(now_s()), self._all_unfit(job)
         idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
-        turn.only({candidate for candidate in self._candidates(idle.values()) if candidate.peer not in reserved})
+        turn.only({candidate for candidate in self._candidates(list(idle.values())) if candidate.peer not in reserved})
         pending = self._waiting(job, sum(peer not in unfit for peer in idle))
         decision = turn.offer(pending)
         if pending.looks:
@@ -315,7 +316,7 @@ class Allocator:
         if asked.pipeline.stages != "auto" or job.spec.pipeline.recut != "stall" or most <= stages:
             return None
         here = [peer for peer in self._membership.idle_peers() if peer.hello.peer in free]
-        basis, pool = basis_of(self._membership, job.record.tokens, here), pool_of(here)
+        basis, pool = basis_of(self._membership, job.record.tokens, here), pool_of(reached(here))
         for weights in (True, False) if as_it_is.plan is None else (True,):
             cut = partial(cut_for, kept(asked, job.spec, weights=weights), basis, pool)
             with suppress(SwarmError):  # it waits on with the cut that it has

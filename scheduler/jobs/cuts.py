@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
-from scheduler.brain.fleet.membership import Membership, Peer, fleet_speed, offer
+from scheduler.brain.fleet.membership import Membership, Peer, filled, fleet_speed, offer
 from scheduler.planning.pool import NEAR, PeerPool, PoolLink, PoolPeer
 from scheduler.planning.stages import with_stages
 from scheduler.storage.job_record import JobTokens
@@ -47,18 +46,19 @@ def pool_of(peers: Sequence[Peer]) -> PeerPool | None:
     fleet = fleet_speed(peers)
     if fleet is UNMEASURED:
         return None
-    ups = [peer.measured.up_bytes_per_s for peer in peers if peer.measured.up_bytes_per_s]
-    downs = [peer.measured.down_bytes_per_s for peer in peers if peer.measured.down_bytes_per_s]
-    up, down = (median(rates) if rates else NEAR.bits_per_s / 8.0 for rates in (ups, downs))
+    near = NEAR.bits_per_s / 8.0
+    speeds = filled([peer.measured.multiply_adds_per_s for peer in peers])
+    ups = filled([peer.measured.up_bytes_per_s for peer in peers], near)
+    downs = filled([peer.measured.down_bytes_per_s for peer in peers], near)
     found = tuple(
         PoolPeer(
             *(hello.peer, hello.device, hello.memory_bytes, hello.site),
-            speed=measured.multiply_adds_per_s or fleet.multiply_adds_per_s,
-            up_bits_per_s=8.0 * (measured.up_bytes_per_s or up),
-            down_bits_per_s=8.0 * (measured.down_bytes_per_s or down),
+            speed=speed,
+            up_bits_per_s=8.0 * up,
+            down_bits_per_s=8.0 * down,
             host_bytes=hello.host_bytes,
         )
-        for hello, measured in ((peer.hello, peer.measured) for peer in peers)
+        for hello, speed, up, down in zip((peer.hello for peer in peers), speeds, ups, downs, strict=True)
     )
     return PeerPool(found, {("", ""): PoolLink(fleet.receipt_s / 2.0, NEAR.bits_per_s)})
 

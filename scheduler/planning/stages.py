@@ -16,7 +16,7 @@ from scheduler.planning.bound import CutBound
 from scheduler.planning.pool import PeerPool, candidates
 from scheduler.planning.search import STAGES_TRIED_MAX, TIE
 from swarm.errors import SwarmError
-from swarm.job.placement import place, stages_for
+from swarm.job.placement import place
 from swarm.job.resolve import Basis, choose
 from swarm.job.spec import JobSpec
 from swarm.types import PeerId
@@ -32,24 +32,25 @@ def with_stages(spec: JobSpec, pool: PeerPool, basis: Basis) -> Basis:
     most = min(spec.stages_max, len(pool.peers) // spec.limits.min_replicas, STAGES_TRIED_MAX)
     steps_s = {stages: _step_s(spec, pool, replace(basis, stages=stages)) for stages in range(1, most + 1)}
     least_s = min(steps_s.values(), default=math.inf)
-    as_by_rule_s = steps_s.get(min(stages_for(len(pool.peers)), spec.stages_max), math.inf)
-    if least_s * WORTH >= as_by_rule_s:
+    if not least_s * WORTH < _step_s(spec, pool, basis):
         return basis
     return replace(basis, stages=next(stages for stages in steps_s if steps_s[stages] <= least_s * (1.0 + TIE)))
 
 
 def _step_s(spec: JobSpec, pool: PeerPool, basis: Basis) -> float:
-    """The bound of a step with `basis.stages` stages; infinite if these cannot be."""
+    """The bound of a step with `basis.stages` stages, or as many as the rule and memory make it if that is 0; infinite
+    if these cannot be."""
     try:
         resolved, _ = choose(spec, basis)
     except SwarmError:
         return math.inf
-    if len(resolved.split) != basis.stages:  # memory holds no cut into so few
+    stages = len(resolved.split)
+    if basis.stages not in (0, stages):  # memory holds no cut into so few
         return math.inf
     facts = CutBound(pool, resolved)
-    placed = place(candidates(pool.peers), basis.stages, spec.limits.min_replicas, facts.needs).plan
+    placed = place(candidates(pool.peers), stages, spec.limits.min_replicas, facts.needs).plan
     if placed is None:
         return math.inf
     members = [[at for at, peer in enumerate(pool.peers) if placed.get(PeerId(peer.name)) == stage]
-               for stage in range(basis.stages)]  # fmt: skip
+               for stage in range(stages)]  # fmt: skip
     return facts.of(members).step_s

@@ -16,7 +16,7 @@ Decision: docs/decisions/105.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from swarm.text import counted
@@ -32,7 +32,7 @@ class Candidate:
 
     peer: PeerId
     pinned_stage: int = ANY_STAGE
-    speed: float = 1.0
+    speed: float = field(default=1.0, compare=False)  # it varies, and the peer is the same
     offer: Memory = UNKNOWN
     site: str = ""  # where it is; empty: not said
     unreached: bool = False  # the scheduler cannot dial it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,10 @@ import pytest
 
 from scheduler.brain.fleet import allocation
 from scheduler.brain.fleet.allocation import Fewer, Reservations
-from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership
+from scheduler.brain.fleet.membership import BESIDE_OTHERS, Measured, Membership
 from scheduler.jobs import allocator
 from scheduler.jobs.allocator import Allocator
-from scheduler.jobs.cuts import with_split
+from scheduler.jobs.cuts import pool_of, with_split
 from scheduler.jobs.job import Job, Waiting
 from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.job.resolve import Basis, resolve
@@ -465,6 +466,22 @@ def test_a_job_that_is_submitted_before_its_stage_servers_is_cut_when_it_is_plac
     assert scene.jobs[0].spec.split == (6, 6)
     assert scene.jobs[0].asked is None
     assert scene.begun == [[A, B, C, PeerId("d")]]
+
+
+def test_of_an_unmeasured_stage_server_the_median_is_assumed_when_it_is_placed_and_when_stages_are_counted() -> None:
+    scene = Scene([])
+    scene.join(A, B, C, PeerId("d"))
+    for peer, speed in ((A, 3e9), (B, 1e9), (C, 2e9)):
+        known = scene.members.find(peer)
+        known.measured = Measured((), speed, 1e6, 2e6, 0.02)
+    here = scene.members.idle_peers()
+    assert [candidate.speed for candidate in scene.allocator._candidates(here)] == [3e9, 1e9, 2e9, 2e9]
+    for odd in (0.0, math.nan, math.inf, -1.0):
+        here[3].measured = Measured((), odd, odd, odd, odd)
+        pool = pool_of(here)
+        assert pool is not None
+        assert [peer.speed for peer in pool.peers] == [3e9, 1e9, 2e9, 2e9]
+        assert (pool.peers[3].up_bits_per_s, pool.peers[3].down_bits_per_s) == (8e6, 16e6)
 
 
 def test_a_cut_at_the_placement_keeps_what_decides_the_model_and_its_weights(tmp_path: Path) -> None:
