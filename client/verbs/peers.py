@@ -22,6 +22,7 @@ from swarm.wire import jobs_pb2 as pb
 
 RELAY = "relay"  # the state of those that are none, but carry their bytes
 LINE_S = 1.0  # between two lines of progress
+LINE_MBIT_MIN = 0.001  # a slower line is left out of a pool: nothing trains over it
 
 
 def peers(
@@ -111,11 +112,12 @@ def pool_lines(peers: Sequence[Peer]) -> Iterator[str]:
         speed = peer.multiply_adds_per_s
         yield f"speed = {speed:.4g}" if speed > 0 else "# speed = 2.1e12  # multiply-adds of a forward per second"
         seen = max((8e-6 * link.bytes_per_s for link in peer.links), default=0.0)
-        if (up := 8e-6 * peer.up_bytes_per_s) > 0:
+        up, down = 8e-6 * peer.up_bytes_per_s, 8e-6 * peer.down_bytes_per_s
+        if up >= LINE_MBIT_MIN:
             yield f'up = "{max(up, seen):.3f}Mbit"'
         else:
             yield f'# up = "{seen:.1f}Mbit"  # at least: this was seen' if seen else '# up = "200Mbit"'
-        yield f'down = "{8e-6 * peer.down_bytes_per_s:.3f}Mbit"' if peer.down_bytes_per_s > 0 else '# down = "200Mbit"'
+        yield f'down = "{down:.3f}Mbit"' if down >= LINE_MBIT_MIN else '# down = "200Mbit"'
         yield "# price_per_hour = 0.35"
     yield '\n# [links]\n# delay_ms = "delay.csv"\n# bandwidth_gbps = "bandwidth.csv"\n# measured = "2026-11-20"'
 

@@ -182,8 +182,11 @@ class Sessions:
         self._check_store(header)
         if header.job == NO_JOB:
             self._check_line(header.peer, header.total_bytes)
-            async for _ in chunks:
-                pass
+            left_bytes = header.total_bytes
+            async for chunk in chunks:
+                self._check_line(header.peer, header.total_bytes)  # it measures still
+                if (left_bytes := left_bytes - len(chunk)) < 0:
+                    raise Refused(f"{header.peer} sent more than the {header.total_bytes} bytes that it named")
             return "measured"
         return await self._transfer.store(header, chunks)
 

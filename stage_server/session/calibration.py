@@ -73,6 +73,7 @@ async def calibrate(
         faults.append(first_line(error))
     finally:
         device.release()
+    await device.run(lambda: None)  # a pass that was broken off goes on in its thread, and would slow the line
     try:
         await _within(left_s, _move(fetch, store, me, found), faults)
     except SwarmError as error:

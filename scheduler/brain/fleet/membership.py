@@ -207,12 +207,13 @@ class Membership:
         known = self._peers.get(peer)
         if known is not None and known.job != NO_JOB:
             known.links = tuple(link for link in links if link.to in self._peers)
-            speed = multiply_adds_per_s or known.measured.multiply_adds_per_s
+            is_sound = 0.0 < multiply_adds_per_s < FIGURE_MAX
+            speed = multiply_adds_per_s if is_sound else known.measured.multiply_adds_per_s
             known.measured = replace(known.measured, links=known.links, multiply_adds_per_s=speed)
 
     def calibrate(self, now_s: float) -> PeerId | None:
-        """The idle peer that is to measure itself now, and counts as asked; each once, one at a time, so that the
-        scheduler's line is its alone. None that has just come, as a job may want it."""
+        """The idle peer that is to measure itself now, and counts as asked; each once, unless a job came first. One at
+        a time, so that the scheduler's line is its alone. None that has just come, as a job may want it."""
         idle = self.idle_peers()
         for known in idle:
             if known.reason == CALIBRATING:
@@ -346,6 +347,8 @@ class Membership:
         if known is None or known.state is not PeerState.IDLE:
             state = "unknown" if known is None else known.state
             raise NotAllowed(f"{peer} is {state}, only an idle peer can be given a stage")
+        if known.reason == CALIBRATING:
+            known.asked_s = -math.inf  # it gave way, and is asked again
         known.job, known.stage = job, stage
         return self._happen(known, Happening.ASSIGNED, f"stage {stage} of {job}", now_s)
 
@@ -527,6 +530,13 @@ def fleet_speed(peers: Sequence[Peer]) -> FleetSpeed:
     if not (computing and rates and receipts_s):
         return UNMEASURED
     return FleetSpeed(median(computing), median(rates), median(receipts_s), median(between) if between else 0.0)
+
+
+def filled(values: Sequence[float], otherwise: float = 0.0) -> list[float]:
+    """What was measured of each peer, and the median of these where nothing was; `otherwise` if it was of none."""
+    known = _sound(values)
+    usual = median(known) if known else otherwise
+    return [value if 0.0 < value < math.inf else usual for value in values]
 
 
 def _sound(values: Iterable[float]) -> list[float]:

@@ -33,6 +33,13 @@ def test_what_is_known_is_read_back_and_the_rest_is_assumed(tmp_path: Path) -> N
     assert "line of busy, idle (as fast as its links)" in pool.assumed
 
 
+def test_a_line_that_is_too_slow_to_name_is_left_out(tmp_path: Path) -> None:
+    slow = replace(IDLE, multiply_adds_per_s=1e9, up_bytes_per_s=60.0, down_bytes_per_s=1000.0)
+    pool = written(tmp_path, slow)
+    assert "line of idle (as fast as its links)" in pool.assumed
+    assert pool.peer("idle").down_bits_per_s == 8000.0
+
+
 @pytest.mark.parametrize("odd", [0.0, -1.0, math.nan])
 def test_without_a_measurement_no_speed_is_known_and_the_reader_says_so(tmp_path: Path, odd: float) -> None:
     with pytest.raises(InvalidConfig, match="no peer has a speed"):

@@ -86,6 +86,11 @@ async def nothing() -> AsyncIterator[bytes]:
     yield b""
 
 
+async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
 class Line:
     """The events of one session, sent when the test says so."""
 
@@ -155,6 +160,9 @@ async def test_a_line_is_measured_by_those_alone_that_were_asked() -> None:
             assert membership.calibrate(asyncio.get_running_loop().time() + 10.0) == PEER
             assert await made.store(sent, nothing()), "a reply without a hash is no end"
             assert [len(chunk) async for chunk in made.fetch(wanted)] == [1 << 20] * 3
+            assert await made.store(sent, pieces(b"abc"))
+            with pytest.raises(Refused, match="more than the 3 bytes"):
+                await made.store(sent, pieces(b"ab", b"cd"))
             with pytest.raises(Refused, match="with 4194305 bytes"):
                 await anext(made.fetch(replace(wanted, stop=(4 << 20) + 1)))
             membership.calibrated(PEER, Calibrated(1.0, 1.0, 1.0, 1.0))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.fleet.membership import Endings, Measured, Membership, Peer, Transition, fleet_speed
+from scheduler.brain.fleet.membership import Endings, Measured, Membership, Peer, Transition, filled, fleet_speed
 from scheduler.brain.replay import spell
 from swarm.errors import StaleMessage, SwarmError
 from swarm.job.overlap import UNMEASURED, FleetSpeed
@@ -279,16 +279,25 @@ def test_a_peer_that_was_given_a_stage_is_calibrating_no_longer() -> None:
     members.assign(A, JOB, 0, 11.0)
     assert "calibrating" not in members.find("a").reason
     assert members.calibrate(11.0) == "b", "the line of the scheduler is free"
+    members.calibrated(PeerId("b"), CALIBRATED)
+    members.release(A, 20.0)
+    assert [members.calibrate(now_s) for now_s in (29.9, 30.0)] == [None, "a"], "it gave way"
+    members.calibrated(A, CALIBRATED)
+    members.assign(A, JOB, 0, 31.0)
+    members.release(A, 32.0)
+    assert members.calibrate(99.0) is None, "each is asked until it has answered"
 
 
 def test_what_a_peer_says_of_itself_counts_less_than_what_a_job_shows_and_is_asked_for() -> None:
     members = asked("a", "b")
     members.calibrated(PeerId("b"), CALIBRATED)
     assert members.find("b").measured == Measured(), "nobody asked it"
+    assert members.calibrate(40.0) == "b", "a is late"
     members.assign(A, JOB, 0, 11.0)
     members.measured(A, (), 5e9)
     members.calibrated(A, CALIBRATED)
-    members.measured(A, (), 0.0)
+    for odd in (0.0, math.nan, math.inf, -1.0, 1e300):
+        members.measured(A, (), odd)
     members.calibrated(A, Calibrated(7e9, 7e6, 7e6, 0.7))
     assert members.find("a").measured == Measured((), 5e9, 2e6, 3e6, 0.02)
 
@@ -311,3 +320,5 @@ def test_speeds_that_no_machine_has_do_not_count() -> None:
         assert fleet_speed([measured("a", odd, ("b", 1e6, 0.2)), measured("b", 1e9)]) == FleetSpeed(1e9, 1e6, 0.2, 1e6)
         assert fleet_speed([measured("a", 1e9, ("b", odd, 0.2)), measured("b", 1e9)]) is UNMEASURED
         assert fleet_speed([measured("a", 1e9, ("b", 1e6, odd)), measured("b", 1e9)]) is UNMEASURED
+        assert filled([odd, 3.0, 1.0, 2.0]) == [2.0, 3.0, 1.0, 2.0]
+        assert filled([odd, odd], otherwise=7.0) == [7.0, 7.0]
