@@ -320,17 +320,18 @@ def _joiner(options: argparse.Namespace, device: torch.device, folder: Path) -> 
     donor, joiner = (Stage(spec, options.stages - 1, device) for _ in range(2))
     names = [name for name, _ in donor.parameter_sizes()]
     means = {unit: torch.full((layout.elements,), 1e-3) for unit, layout in donor.units.items()}
-    parts, given = {0: names[::2], 1: names[1::2]}, dict[int, bytes]()  # by version
+    parts, given = {1: names[::2], 2: names[1::2]}, dict[int, bytes]()  # by version
     commit: dict[str, Any] = {"learning_rate": 1e-3, "scale": 1.0, "skip": False}
+    donor.apply(0, means, **commit)  # else the first half would be what the joiner was built with
     works: dict[str, Callable[[], object]] = {
-        "snapshot of a half": lambda: given.update({0: donor.snapshot(parts[0])}),
-        "apply": lambda: donor.apply(0, means, **commit),
-        "of the other half": lambda: given.update({1: donor.snapshot(parts[1])}),
+        "snapshot of a half": lambda: given.update({1: donor.snapshot(parts[1])}),
+        "apply": lambda: donor.apply(1, means, **commit),
+        "of the other half": lambda: given.update({2: donor.snapshot(parts[2])}),
         "absorb": lambda: [joiner.absorb(parts[version], version, memoryview(given[version])) for version in parts],
-        "replay": lambda: joiner.replay(0, parts[0], donor.places.gradients_of(means), **commit),
+        "replay": lambda: joiner.replay(1, parts[1], donor.places.gradients_of(means), **commit),
     }
     yield ", ".join(f"{name} {_seconds(work, device, rounds=1) * 1e3:.1f} ms" for name, work in works.items())
-    ours, theirs = joiner.settle(1), donor.digest()
+    ours, theirs = joiner.settle(2), donor.digest()
     yield f"its state {ours[:16]}, the donor's {theirs[:16]}: {verdict(ours, theirs)}"
     if ours != theirs:
         raise AssertionError("the joiner's state is not the donor's")
