@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.planning import stages as planning_stages
 from scheduler.planning.bound import CutBound
 from scheduler.planning.plan import Plan
 from scheduler.planning.play import Play, PlayRules, workload
@@ -57,6 +58,17 @@ def test_a_number_that_the_job_names_stays_and_so_does_the_rule_where_nothing_fi
         assert chosen(pool, own) == 0
     tiny = PeerPool(tuple(replace(peer, memory_bytes=1 << 20) for peer in pool.peers))
     assert with_stages(spec, tiny, Basis(257)).stages == 0
+
+
+def test_where_memory_forbids_the_number_of_the_rule_another_must_be_worth_it_beside_what_is_taken_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rule gives 2 stages, memory makes 3 of them, and 4 are twice as fast."""
+    spec, pool = planned_job(4), PeerPool(tuple(machine(f"p{at}", memory=3200 << 20) for at in range(4)))
+    assert len(choose(spec, basis_of(pool, spec))[0].split) == 3
+    assert chosen(pool, spec) == 4
+    monkeypatch.setattr(planning_stages, "WORTH", 3.0)
+    assert chosen(pool, spec) == 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from stage_server.device import Device
+from stage_server.device import Device, T, Timed
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
 from stage_server.session import calibration
@@ -23,7 +23,7 @@ from swarm.errors import OutOfMemory, Refused, SchedulerUnreachable, SwarmError
 from swarm.job.partition import stage_flops
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.types import PROTOCOL_VERSION, Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
+from swarm.types import PROTOCOL_VERSION, Direction, Hop, JobId, Memory, Microbatch, PeerId, Round, UnitName, set_digest
 from swarm.wire.messages import (
     Average,
     Averaged,
@@ -395,6 +395,27 @@ def test_a_calibration_that_fails_says_why_and_the_stage_server_goes_on(
         session.send(5, Welcome(PeerId("p"), 1.0))
 
     play(fails, goes_on, build=build, device=InlineDevice(lambda: seconds))
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_line_is_measured_once_a_pass_that_was_broken_off_has_ended() -> None:
+    class Thread(InlineDevice):
+        def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
+            return asyncio.shield(super().timed(work))
+
+    sent_s: list[float] = []
+
+    async def store(*_: object) -> str:
+        sent_s.append(asyncio.get_running_loop().time())
+        raise Refused("nothing is stored here")
+
+    async def main() -> None:
+        nothing: Any = None
+        device, began_s = Thread(lambda: 4.0), asyncio.get_running_loop().time()
+        await calibration.calibrate(Calibrate(5.0), device, Memory(), Stage, nothing, store, (PeerId("p"), 1))
+        assert [at_s - began_s for at_s in sent_s] == [8.0], "the second pass was broken off at 6.5 s"
+
+    sim.run(main(), seed=1, limit_s=60.0)
 
 
 class BusyDevice(InlineDevice):
