@@ -23,7 +23,7 @@ with quiet_start():
     from scheduler.planning.pool import PeerPool, read_pool
     from scheduler.planning.search import EFFORT, Search
     from scheduler.planning.table import lines
-    from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError
+    from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError, UsageError
     from swarm.hf.pretrained import ground
     from swarm.job.spec import JobSpec, load_job
     from swarm.process import lifecycle
@@ -57,7 +57,9 @@ def plan(
     by: Annotated[
         Literal["speed", "price"], typer.Option(help="What is sought: most tokens per second, or per money.")
     ] = "speed",
-    seed: Annotated[int, typer.Option(min=0, help="Of the search; equal facts and seeds give equal plans.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the search, not of islands; equal facts and seeds give equal plans.")
+    ] = 0,
     effort: Annotated[int, typer.Option(min=1, max=10**8, help="How many placements are compared at most.")] = EFFORT,
     compare: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="Say how much better this is than another plan of the job.")
@@ -73,16 +75,17 @@ def plan(
     spec = ground(load_job(file, overrides or ()))
     if spec.has_outer_steps and picture is not None:
         raise InvalidConfig("a plan of islands has no picture", hint="leave --picture out")
+    if spec.has_outer_steps and by == "price":
+        raise UsageError("islands are planned for speed alone", hint="leave --by price out")
     pool = read_pool(pool_file) if pool_file is not None else _known(scheduler)
     _warn_of_age(pool)
     before = _plan_to_compare(compare, pool, spec)
     if spec.has_outer_steps:
-        chosen, is_stopped = islands.best(pool, spec), False
+        chosen, is_stopped = _run_islands(pool, spec)
     else:
         chosen, is_stopped = _run(Search(pool, spec, seed=seed, effort=effort, by_price=by == "price"))
-        if not is_stopped and (told := islands.beside(pool, spec, chosen)):
-            first, *others = chosen.reasons
-            chosen = replace(chosen, reasons=(first, f"islands: {told}", *others))
+        if not is_stopped and by == "speed":
+            chosen, is_stopped = _with_advice(pool, spec, chosen)
     resolved = cut_as(pool, spec, chosen)
     if output == "json":
         print(json.dumps(document(chosen, spec.name), indent=2))
@@ -111,25 +114,49 @@ def _run(search: Search) -> tuple[Plan, bool]:
 
     Progress goes to a terminal.
     """
-
-    def say(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
     said_s = time.monotonic()
     try:
         for _ in search.run():
             if time.monotonic() - said_s > SAYS_EVERY_S:
                 said_s = time.monotonic()
-                say(f"planning: {search.spent} of {search.effort} placements")
-        say("playing the best plans")
+                _say(f"planning: {search.spent} of {search.effort} placements")
+        _say("playing the best plans")
         return plan_of(search), False
     except KeyboardInterrupt:
         if not search.found:
             raise
         return plan_of(search, plays=False), True
     finally:
-        say("")
+        _say("")
+
+
+def _run_islands(pool: PeerPool, spec: JobSpec) -> tuple[Plan, bool]:
+    """The plan of a job with islands; after Ctrl-C the best by the bound, and True."""
+    try:
+        return islands.best(pool, spec, say=_say), False
+    except KeyboardInterrupt:
+        return islands.best(pool, spec, plays=False), True
+    finally:
+        _say("")
+
+
+def _with_advice(pool: PeerPool, spec: JobSpec, chosen: Plan) -> tuple[Plan, bool]:
+    """The plan with what islands would bring; after Ctrl-C the plan as it is, and True."""
+    _say("comparing with islands")
+    try:
+        told = islands.beside(pool, spec, chosen)
+    except KeyboardInterrupt:
+        return chosen, True
+    finally:
+        _say("")
+    first, *others = chosen.reasons
+    return replace(chosen, reasons=(first, f"islands: {told}", *others)) if told else chosen, False
+
+
+def _say(text: str) -> None:
+    """Progress, in the place of what was said before; only a terminal shows it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -123,8 +123,8 @@ def read_plan(path: Path) -> tuple[str, Plan]:
         raise InvalidConfig(f"{path} is no plan: {key or 'it'}: {fault['msg'].lower()}", hint=hint) from None
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"{path} is no plan: {error}", hint=hint) from None
-    if not found.places or len(found.places) % len(found.split):
-        raise InvalidConfig(f"{path} is no plan: it has other places than stages", hint=hint)
+    if not found.places or len(found.places) % len(found.split) or not all(found.places):
+        raise InvalidConfig(f"{path} is no plan: it has other places than stages, or an empty one", hint=hint)
     values = {name: getattr(found, name) for name in Plan.__dataclass_fields__}
     return found.job, Plan(**values)
 

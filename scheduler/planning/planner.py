@@ -87,7 +87,12 @@ def cut_as(pool: PeerPool, spec: JobSpec, plan: Plan) -> JobSpec:
 
 
 def again(pool: PeerPool, spec: JobSpec, before: Plan) -> Plan:
-    """Another plan with the facts of now, without peers that are gone; InvalidConfig if a stage has too few left."""
+    """Another plan with the facts of now, without peers that are gone; InvalidConfig if a stage has too few left.
+
+    InvalidConfig, too, if the plan has islands.
+    """
+    if before.islands != 1:
+        raise InvalidConfig(f"the plan has {before.islands} islands, this job has none", hint="make a new plan")
     places = tuple(tuple(name for name in place if name in pool) for place in before.places)
     lacking = [str(stage) for stage, place in enumerate(places) if len(place) < spec.limits.min_replicas]
     if lacking:

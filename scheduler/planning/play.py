@@ -579,8 +579,9 @@ class Play:
             if envoy.timeline == other.timeline or not envoy.tokens:
                 continue
             a, b = self._peers[envoy.peer], self._peers[other.peer]
-            link = self._pool.link(a, b)
-            carriers = (envoy.peer, "up"), (self._pool.end_of(a), self._pool.end_of(b)), (other.peer, "down")
+            link, ends = self._pool.link(a, b), (self._pool.end_of(a), self._pool.end_of(b))
+            way = ends if ends[0] != ends[1] else (envoy.peer, other.peer)
+            carriers = (envoy.peer, "up"), way, (other.peer, "down")
             begins_s = max(self.now_s, *(self._proposed_s.get(carrier, 0.0) for carrier in carriers))
             sent_s = begins_s + bits / min(a.up_bits_per_s, link.bits_per_s, b.down_bits_per_s)
             self._proposed_s |= dict.fromkeys(carriers, sent_s)
@@ -780,6 +781,7 @@ class Play:
         self.counts["steps_done_again"] += len(self.committed_s) - self._kept
         del self.committed_s[self._kept :]
         self._forget(self._kept)
+        self._captured = self._kept
         self.reasons[stopped.reason] += 1
         self._rows.clear()
         self._rounds.clear()

@@ -13,15 +13,17 @@ import pytest
 from typer.testing import CliRunner
 
 from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.planning import islands
 from scheduler.planning.__main__ import cli
 from scheduler.planning.bound import CutBound
-from scheduler.planning.islands import again, best
+from scheduler.planning.islands import again, best, played
 from scheduler.planning.plan import Plan, read_plan
+from scheduler.planning.planner import cut_as
 from scheduler.planning.play import Play, PlayRules, workload
 from scheduler.planning.pool import PeerPool, PoolLink
 from scheduler.planning.search import basis_of
 from scheduler.planning.simulate.__main__ import simulation
-from swarm.errors import SwarmError
+from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError, UsageError
 from swarm.job.islands import island_spec
 from swarm.job.resolve import choose
 from swarm.job.spec import JobSpec
@@ -172,13 +174,13 @@ POOL = 'schema = "swarm.pool/1"\n' + "".join(
 )
 
 
-def planned(folder: Path, *flags: str, between: str = "0.02", pool: str = POOL) -> str:
+def planned(folder: Path, *flags: str, between: str = "0.02", pool: str = POOL, exits: int = 0) -> str:
     (folder / "job.toml").write_text(JOB)
     (folder / "bandwidth.csv").write_text(f",lyon,oslo\nlyon,,{between}\noslo,{between},\n")
     (folder / "pool.toml").write_text(pool + ('[links]\nbandwidth_gbps = "bandwidth.csv"\n' if "oslo" in pool else ""))
     words = [str(folder / "job.toml"), "--pool", str(folder / "pool.toml"), "--effort", "500", *flags]
     made = CliRunner().invoke(cli, words, catch_exceptions=False)
-    assert made.exit_code == 0, made.output
+    assert made.exit_code == exits, made.output
     return made.output
 
 
@@ -189,7 +191,7 @@ def test_a_plan_of_islands_names_their_places_leases_and_exchanges_and_is_simula
     assert any(re.match(r"0 of island 1 .* oslo 4 ", row) for row in rows)
     assert any(re.match(r"leases +of a step of [\d.]+ s lyon 5\d%, oslo 4\d%", row) for row in rows), rows
     assert any(
-        re.match(r"exchange +.* by the bound, 1 time in 50 steps, each of which islands wait", row) for row in rows
+        re.match(r"exchange +.* by the bound, once in 50 steps; islands wait [\d.]+ m?s for each", row) for row in rows
     )
     assert "\ntoo short  averaging.timeout_s = 60: " in planned(tmp_path, *flags, between="0.001")
     (tmp_path / "plan.json").write_text(planned(tmp_path, *flags, "-o", "json"))
@@ -239,3 +241,79 @@ def test_islands_that_a_scheduler_refuses_are_not_planned(pool: PeerPool, spec: 
         best(pool, spec)
     with pytest.raises(SwarmError, match=told):
         simulation(pool, spec, (), 0)
+
+
+def test_where_the_shortest_play_is_long_one_plan_is_played_once_and_islands_are_compared_by_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(islands, "HOPS", 1)
+    text = planned(tmp_path, "--set", "training.global_batch_sequences=4")
+    assert re.search(r"\nislands +2 with .* tokens/s by the bound, [\d.]+ times this plan by the bound; ", text), text
+    seeds, real = list[int](), Play
+    monkeypatch.setattr(islands, "Play", lambda *given: seeds.append(given[-1]) or real(*given))
+    plan = best(sites(), job(pipeline={}, training={"global_batch_sequences": 8, "microbatch_sequences": 2}))
+    assert plan.predicted is not None
+    assert (plan.predicted.by, seeds) == ("played", [0])
+
+
+def test_a_short_period_tells_the_step_of_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of streaming, whose short period has waits in most of its steps."""
+    outer = {"every_steps": 24, "fragments": 4, "overlap_steps": 1}
+    training = {"global_batch_sequences": 16, "microbatch_sequences": 2}
+    spec, pool = job("streaming", outer=outer, training=training), sites(between=2e7)
+    bound = best(pool, spec, plays=False)
+    told = list[float]()
+    for hops in (1, 10**6):
+        monkeypatch.setattr(islands, "HOPS", hops)
+        predicted = played(pool, spec, bound).predicted
+        assert predicted is not None
+        told.append(predicted.step_s)
+    assert told[0] == pytest.approx(told[1], rel=0.2)
+
+
+def test_advice_about_islands_says_which_time_limits_their_exchange_needs(tmp_path: Path) -> None:
+    (line,) = [row for row in planned(tmp_path, between="0.001").splitlines() if row.startswith("islands ")]
+    found = re.search(r"averaging.timeout_s = 60: .* set it to (\d+), and limits.no_progress_s to (\d+)$", line)
+    assert found, line
+    assert (int(found[1]) > 60, int(found[2])) == (True, 5 * int(found[1]))
+
+
+def test_the_bound_of_an_exchange_counts_a_tied_embedding_and_shares_no_link_within_a_site() -> None:
+    def exchange_s(pool: PeerPool, spec: JobSpec) -> tuple[float, CutBound]:
+        plan = best(pool, spec, plays=False)
+        cut = cut_as(pool, spec, plan)
+        return islands._exchange_s(pool, cut, plan.places), CutBound(pool, island_spec(cut))
+
+    spec = job()
+    spec = spec.having("model", config=spec.model.config | {"tie_word_embeddings": True})
+    seconds, facts = exchange_s(sites(between=2e7), spec)
+    *own, tied = facts.unit_parameters
+    assert tied
+    assert seconds == pytest.approx(16.0 * (sum(own) + 2 * tied) / 2e7, rel=0.1)  # first to first and last stage
+    one = PeerPool(tuple(machine(f"a-{number}", "lyon", line=1e9) for number in range(8)), {})
+    two_s, four_s = (exchange_s(one, job(islands={"count": count}))[0] for count in (2, 4))
+    assert four_s < 3.5 * two_s, "each sends to three in the place of one, on its own line"
+
+
+def test_a_plan_of_islands_is_not_compared_with_one_without_nor_by_price(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(planned(tmp_path, "--set", "averaging.mode=diloco", "-o", "json"))
+    words = [str(tmp_path / "job.toml"), "--pool", str(tmp_path / "pool.toml")]
+    with pytest.raises(InvalidConfig, match="the plan has 2 islands, this job has none"):
+        CliRunner().invoke(cli, [*words, "--compare", str(tmp_path / "plan.json")], catch_exceptions=False)
+    with pytest.raises(UsageError, match="for speed alone"):
+        CliRunner().invoke(cli, [*words, "--set", "averaging.mode=diloco", "--by", "price"], catch_exceptions=False)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(plan | {"places": [*plan["places"][:-1], []]}))
+    with pytest.raises(InvalidConfig, match="an empty one"):
+        read_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(("at", "flags"), [("beside", ()), ("played", ("--set", "averaging.mode=diloco"))])
+def test_ctrl_c_while_islands_are_played_prints_the_plan_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, flags: tuple[str, ...]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(islands, at, interrupted)
+    assert "tokens/s (" in planned(tmp_path, *flags, exits=INTERRUPTED)
