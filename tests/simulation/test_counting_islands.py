@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -317,20 +317,28 @@ def late_where_it_is_saved(history: History) -> History:
 
 
 def behind_one_that_has_not_merged(history: History) -> History:
-    """The next exchange is durable before a late island has made the outer step of the one before."""
-    at = next(n for n, one in enumerate(history) if isinstance(one, Rows) and one.exchange and one.exchange.late)
-    first = history[at]
-    assert isinstance(first, Rows)
-    assert first.exchange is not None
-    late, step = first.exchange.late[0], first.exchange.step
-    return [one for one in history if not isinstance(one, Rows) or (late, step) not in made_in(one)]
-
-
-def made_in(rows: Rows) -> list[tuple[int, int]]:
-    return [(row.timeline, row.step) for row in rows.rows]
+    """The next exchange is durable before replicas of a late island have made the outer step of the one before."""
+    made = next(one.exchange for one in history if isinstance(one, Rows) and one.exchange and one.exchange.late)
+    return moved_back(history, made.late[0], made.step)
 
 
 def one_does_not_merge(history: History) -> History:
+    """The second exchange is durable before a stage of an island has made the outer step of the first one."""
+    first = next(one.exchange for one in history if isinstance(one, Rows) and one.exchange is not None)
+    return moved_back(history, first.islands[-1], first.step, stages=(1,))
+
+
+def moved_back(history: History, timeline: int, step: int, stages: Sequence[int] = (0, 1)) -> History:
+    """The outer step is made by these replicas when all is over."""
+    late = [
+        one
+        for one in history
+        if isinstance(one, Merged) and (one.timeline, one.step) == (timeline, step) and one.stage in stages
+    ]
+    return [*(one for one in history if one not in late), *late]
+
+
+def one_has_no_row(history: History) -> History:
     """An island trains on behind the first exchange without its outer step."""
     first = next(one.exchange for one in history if isinstance(one, Rows) and one.exchange is not None)
     late = (first.islands[-1], first.step)
@@ -382,7 +390,7 @@ DOCTORED: list[tuple[tuple[str, ...], Checker, Doctor]] = [
     (LATE, late_once, late_in_the_end),
     (LATE, late_once, late_where_it_is_saved),
     (LATE, spans_tile, change_exchange(0, lambda one: replace(one, late=one.islands[:1]))),
-    (WHOLE, islands_together, one_does_not_merge),
+    (WHOLE, islands_together, one_has_no_row),
     (WHOLE, checkpoints_level, without(HandedOver, 0)),
     (WHOLE, checkpoints_level, changed(HandedOver, 0, early)),
     (WHOLE, stops_in_time, lambda history: [Asked(), *history]),

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from scheduler.brain.explain.facts import Situation
 from scheduler.jobs.job import Job
 from swarm.types import IslandState
+from tests.simulation.test_leases import by_speed
 from tests.support.effort import others
 from tests.support.islands import (
     check,
@@ -97,6 +98,7 @@ def test_a_scheduler_that_is_killed_while_an_island_is_late_knows_that(tmp_path:
         (late,) = [island for island in situation(job).islands if island.state is IslandState.LATE]
         assert "the others exchanged without it; it keeps its steps, and they count at step" in late.relief
         await restart(rig)
+        await until(rig, rig.jobs.registry.find(job.record.id), is_late)
         slow.cancel()
         rig.slowness.clear()
 
@@ -133,6 +135,20 @@ def test_what_is_evaluated_are_the_outer_weights_though_the_island_that_evaluate
     with rig.engine.connect() as connection:
         found = connection.execute(sa.text("SELECT version, loss FROM evaluations ORDER BY version")).fetchall()
     assert [(version, loss) for version, loss in found] == [(one.version, one.loss) for one in expected.evaluations]
+
+
+def test_shares_by_speed_give_patience_and_a_restart_while_an_island_is_late_changes_no_weights(tmp_path: Path) -> None:
+    spec = by_speed(tmp_path, training__steps=16, outer__every_steps=4, checkpoint__every_s=0.0)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 5)
+        rig.slowness |= dict.fromkeys(peers_of(job, 1), 60.0)
+        await until(rig, job, is_late)
+        await restart(rig)
+        await until(rig, rig.jobs.registry.find(job.record.id), is_late)
+        rig.slowness.clear()
+
+    assert 1 in late_in(trained(tmp_path, spec, 2, story, with_log=True))
 
 
 def test_an_island_that_is_lost_while_it_is_late_leaves_out_all_since_it_took_part(tmp_path: Path) -> None:

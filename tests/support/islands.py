@@ -79,6 +79,8 @@ def trained(
     tokens = Tokens.make(folder, spec)
     job, _ = run(spec, tokens, peers, story, seed)
     check(job, reference(spec, tokens, log_of(job)) if with_log else reference(spec, tokens))
+    if with_log and spec.islands.shares == "equal":
+        assert job.progress.tokens == tokens_that_count(spec, tokens, log_of(job))
     return job
 
 

@@ -967,19 +967,21 @@ def exchange_first(history: History, shape: Shape) -> Iterator[str]:
 
 
 def anchor_gap(history: History, shape: Shape) -> Iterator[str]:
-    """Islands hold one of two outer versions: an exchange is made once all that it names have made the one before."""
-    behind = dict.fromkeys(range(shape.islands), 0)  # by timeline: the version of its newest outer step
+    """Islands hold one of two outer versions: an exchange is made once a replica of each stage of all that it names has
+    made the one before."""
+    merged = {(timeline, stage): 0 for timeline in range(shape.islands) for stage in range(STAGES)}  # newest version
     before = 0
     for one in history:
+        if isinstance(one, Merged):
+            place = (one.timeline, one.stage)
+            merged[place] = max(one.step + 1, merged.get(place, 0))
         if isinstance(one, Rows) and (exchange := one.exchange) is not None:
             for timeline in exchange.islands + exchange.late:
-                if behind.get(timeline) != before:
-                    yield f"timeline {timeline} is at {behind.get(timeline)}, and {exchange} is made behind {before}"
+                if (found := [merged.get((timeline, stage)) for stage in range(STAGES)]) != [before] * STAGES:
+                    yield f"timeline {timeline} is at {found}, and {exchange} is made behind {before}"
             before = exchange.step + 1
-        for row in one.rows if isinstance(one, Rows) else ():
-            if course_of(shape, row.timeline % shape.islands).is_outer(row.step):
-                behind[row.timeline] = row.step + 1
-        behind |= {fork.timeline: fork.version for fork in one.forks} if isinstance(one, Rows) else {}
+        for fork in one.forks if isinstance(one, Rows) else ():
+            merged |= {(fork.timeline, stage): fork.version for stage in range(STAGES)}
 
 
 def quorum(history: History, shape: Shape) -> Iterator[str]:
@@ -1117,17 +1119,21 @@ def counting_up_to(history: History, shape: Shape, steps: int) -> list[int]:
 
 
 def stops_in_time(history: History, shape: Shape) -> Iterator[str]:
-    """A pause that was asked for is kept at the next level version, or people are told that the job goes on."""
-    trained: int | None = None  # level versions since it was asked for
+    """A pause that was asked for is kept at the next level version behind which no island owes what it has trained, or
+    people are told that the job goes on."""
+    trained: int | None = None  # such versions since it was asked for
+    course, settled = course_of(shape, 0), 0
     for one in history:
         if isinstance(one, Asked):
             trained = 0
         elif isinstance(one, GoesOn):
             trained = None
-        elif isinstance(one, Rows) and trained is not None:
-            made = one.exchange
-            trained += made is not None and course_of(shape, 0).level_from(made.step) == made.step + 1
-            if trained > 1:
+        elif isinstance(one, Rows) and (made := one.exchange) is not None:
+            if made.late and course.outer_at(made.step).behind < shape.steps:
+                settled = max(settled, next_of_fragment(course, made.step).step + 1)
+            is_level = settled <= made.step + 1 == course.level_from(made.step)
+            trained = None if trained is None else trained + is_level
+            if trained is not None and trained > 1:
                 yield "a pause was asked for, and the job trains on"
 
 

@@ -12,7 +12,7 @@ from scheduler.brain.islands.roster import WAITS, Roster, Waits, states
 from scheduler.brain.state.brain_state import Mode
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.job.placement import Candidate
-from swarm.types import PeerId
+from swarm.types import IslandState, PeerId
 from tests.simulation.engine.islands import Shape, begun_world
 
 NEW = PeerId("new")
@@ -145,6 +145,14 @@ def waits_roster(*islands: Any) -> Any:
 )
 def test_an_island_is_in_the_state_that_its_steps_and_those_of_the_others_say(one: Any, other: Any, state: str) -> None:
     assert states(waits_roster(one, other))[0].value == state
+
+
+def test_an_island_that_is_lost_while_it_is_late_is_shown_as_lost() -> None:
+    late = roster()
+    late.late = {1: 0.0}
+    assert states(late)[1] is IslandState.LATE
+    late.lose(1, "gone")
+    assert states(late)[1] is IslandState.LOST
 
 
 def test_what_an_island_waits_for_is_counted_apart_also_while_it_lasts() -> None:
