@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 from random import Random
+from typing import Any
 
 import pytest
 
 from scheduler.brain.inputs import ReplicaRecord, Tick
 from scheduler.brain.islands.exchange import DISPUTES_MAX, Exchanging, LinkFailure, _turn, doubts, going, largest_group
 from scheduler.brain.islands.roster import Delegation
-from scheduler.brain.outputs import Fail, Note, OuterRound, Output, Send
+from scheduler.brain.outputs import Exchanged, Fail, Note, OuterRound, Output, Send
 from swarm.types import PeerId, Round, UnitName
 from swarm.wire.messages import AbortRound, Averaged, Exchange, ParameterNorm, RoundFailed
-from tests.simulation.engine.islands import Shape, World
+from tests.simulation.engine.islands import Shape, World, begun_world
 
 S0, S1, TIED = UnitName("stage-0"), UnitName("stage-1"), UnitName("tied")
 UNITS = {S0: (0,), S1: (1,), TIED: (0, 1)}
@@ -520,3 +521,43 @@ def test_who_goes_into_an_exchange_is_what_sets_say(seed: int) -> None:
         assert found == min(ready.values()) + patience_s, "when to ask again"
     else:
         assert found == tuple(sorted(ready))
+
+
+CUT = [(0, 2), (1, 2)]  # the others do not reach island 2
+
+
+@pytest.mark.parametrize(
+    ("apart", "situation", "stay"),
+    [
+        (CUT, {}, (0, 1)),
+        ([(1,)], {}, (0, 2)),
+        ([(0, 1), (0, 2), (1, 2)], {}, (0,)),
+        ([], {}, None),
+        (CUT, {"now_s": 4.9}, None),  # patience is not over
+        (CUT, {"is_complete": True}, None),
+        (CUT, {"owed": (2,)}, None),  # it would be late twice running
+        (CUT, {"owed": (0,)}, (0, 1)),
+        (CUT, {"least": 3}, None),
+        (CUT, {"least": 2}, (0, 1)),
+        (CUT, {"is_whole": True}, None),  # something is saved behind it
+        ([], {"without_envoys": 2}, (0, 1)),
+    ],
+)
+def test_an_exchange_under_way_goes_on_without_those_that_are_not_reached_once_patience_is_over(
+    apart: list[tuple[int, ...]],
+    situation: dict[str, Any],
+    stay: tuple[int, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brain = begun_world(Shape(islands=3)).brain
+    outer, roster, (before, step, *_) = brain._outer, brain._roster, brain.courses[0].outer
+    outer._exchanging = made = Exchanging(step.step, UNITS, Round(1, 1), 5.0)
+    outer._going, outer._until_s, roster.least = (0, 1, 2), 5.0, situation.get("least", 0)
+    outer._newest.append(Exchanged(before.step, (), False, 0.0, late=situation.get("owed", ())))
+    exchanged = Exchanged(step.step, (), False, 0.0) if situation.get("is_complete") else None
+    monkeypatch.setattr(made, "broken", lambda _: {frozenset(pair): LinkFailure("no proposal came") for pair in apart})
+    monkeypatch.setattr(made, "result", lambda: exchanged)
+    if (silent := situation.get("without_envoys")) is not None:
+        monkeypatch.setattr(roster.islands[silent], "delegates", lambda *_: [])
+    found = outer._without_some(step, lambda _: situation.get("is_whole", False), situation.get("now_s", 5.0))
+    assert found == stay
