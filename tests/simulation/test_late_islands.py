@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from scheduler.brain.explain.facts import Situation
 from scheduler.jobs.job import Job
 from swarm.types import IslandState
-from tests.simulation.test_leases import by_speed
 from tests.support.effort import others
 from tests.support.islands import (
+    by_speed,
     check,
     diloco,
     exchanges_of,

@@ -12,13 +12,12 @@ import pytest
 
 from scheduler.jobs.job import Job
 from swarm.job.leases import Cut
-from swarm.job.spec import JobSpec
 from swarm.types import PeerId
 from tests.support.effort import others
 from tests.support.islands import (
+    by_speed,
     check,
     cuts_of,
-    diloco,
     exchanges_of,
     in_the_second_step,
     log_of,
@@ -31,23 +30,12 @@ from tests.support.islands import (
     until,
 )
 from tests.support.reference import reference
-from tests.support.simulated import Rig, Tokens, write_text
+from tests.support.simulated import Rig, Tokens
 
 SLOW = 4.0
 # Two fragments in turn, and the whole model at once: in both ways islands train on during an exchange.
 STREAMS = {"averaging__mode": "streaming", "outer__every_steps": 8, "outer__fragments": 2, "outer__overlap_steps": 3}
 HIDES = {"outer__every_steps": 4, "outer__overlap_steps": 1}
-
-
-def by_speed(folder: Path, islands: int = 2, **changes: object) -> JobSpec:
-    values: dict[str, object] = {
-        "islands__shares": "speed",
-        "training__steps": 12,
-        "training__global_batch_sequences": 16,
-        "training__microbatch_sequences": 1,
-        "pipeline__stages": 1,
-    }
-    return diloco(write_text(folder), islands, **values | changes)
 
 
 def sizes(cut: Cut) -> dict[int, int]:

@@ -17,7 +17,7 @@ from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId
 from tests.support.reference import Reference, reference
 from tests.support.scenes import play
-from tests.support.simulated import Rig, Tokens, small_spec
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 
 def diloco(source: Path, islands: int = 2, **changes: object) -> JobSpec:
@@ -50,6 +50,17 @@ def gaia(source: Path, islands: int = 2, **changes: object) -> JobSpec:
     """What is significant, captured every 2 steps and merged 1 step later; about half of all numbers."""
     changes = {"averaging__mode": "gaia", "outer__threshold": 0.3, "training__steps": 11} | changes
     return diloco(source, islands, **changes)
+
+
+def by_speed(folder: Path, islands: int = 2, **changes: object) -> JobSpec:
+    values: dict[str, object] = {
+        "islands__shares": "speed",
+        "training__steps": 12,
+        "training__global_batch_sequences": 16,
+        "training__microbatch_sequences": 1,
+        "pipeline__stages": 1,
+    }
+    return diloco(write_text(folder), islands, **values | changes)
 
 
 Story = Callable[[Rig, Job], Awaitable[None]]
