@@ -65,6 +65,20 @@ def test_islands_begin_each_checkpoint_together_however_their_clocks_and_steps_l
     assert faults(play(shape, seed), shape) == []
 
 
+def test_a_pause_waits_for_what_a_late_island_owes_where_fragments_stream() -> None:
+    """The exchange behind the late one merges another fragment, and all islands are in it; it is too early."""
+    shape = Shape(islands=3, steps=30, lease=6, fragments=2, overlap=2, patience=0.05, stops=1)
+    world = World(shape, 0)
+    world.play_until(lambda one: len(one.made) >= 2)
+    world.harm(Harmed(frozenset(peer for peer in world.replicas if peer.startswith("i2")), world.now_s + 60.0))
+    world.play_until(lambda one: bool(one.made[-1].late))
+    late = world.made[-1].step
+    world.stop()
+    world.finish()
+    assert faults(world.history, shape) == []
+    assert [one.step for one in exchanges(world.history).values() if one.step > late and one.whole] == [late + 8]
+
+
 # Otherwise the first claim would be about nothing --------------------------------------------------------------------
 
 
