@@ -53,11 +53,10 @@ class _Product(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x, weight)
-        with torch.autocast(x.device.type, enabled=False):
-            if not layer.is_transposed:
-                return nn.functional.linear(x, weight, bias)
-            assert bias is not None
-            return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
+        if not layer.is_transposed:
+            return nn.functional.linear(x, weight, bias)
+        assert bias is not None
+        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
