@@ -34,7 +34,8 @@ WORDS_CUT_BYTES = 4 << 10  # of each text for people
 WORDS_BYTES_MAX = 1 << 10  # what lists of stage servers show of each
 ID_LENGTH_MAX = 128
 INTEGER_MAX = (1 << 63) - 1  # the largest integer of databases and numpy
-NUMBER_MAX = 1e12  # seconds and ratios; larger values would overflow elsewhere
+NUMBER_MAX = 1e12  # seconds, ratios and rates of lines; larger values would overflow elsewhere
+NUMBERS_MAX = {"Calibrated.multiply_adds_per_s": 1e18}  # of a GPU some 1e14
 
 
 def to_event(event: Event) -> session_pb2.Event:
@@ -252,9 +253,11 @@ def _integer(where: str, least: int = 0) -> Callable[[int], int]:
 
 
 def _number(where: str) -> Callable[[float], float]:
+    most = NUMBERS_MAX.get(where, NUMBER_MAX)
+
     def check(value: float) -> float:
-        if not 0 <= value <= NUMBER_MAX:  # also false for NaN
-            raise Refused(f"{where} = {value} is not a number within 0 .. {NUMBER_MAX:g}")
+        if not 0 <= value <= most:  # also false for NaN
+            raise Refused(f"{where} = {value} is not a number within 0 .. {most:g}")
         return value
 
     return check

@@ -13,6 +13,7 @@ from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitN
 from swarm.wire.messages import (
     Accumulated,
     Averaged,
+    Calibrated,
     Checked,
     Committed,
     Evaluated,
@@ -58,6 +59,7 @@ SAID: tuple[Event, ...] = (
     Logged(JOB, 0.0, "info", "line"),
     Leaving("why"),
     Evaluated(EvaluationBatch(1, 1, 0), 1, 2.0),
+    Calibrated(4e14, 1e6, 2e6, 0.05),
     Undelivered(M, 1, PeerId("d"), 1, "why"),
     EvaluationUndelivered(EvaluationBatch(1, 1, 0), 1, PeerId("d"), 1, "why"),
     Forwarded(M, 0, 1),
