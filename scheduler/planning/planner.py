@@ -91,13 +91,14 @@ def again(pool: PeerPool, spec: JobSpec, before: Plan) -> Plan:
 
     InvalidConfig, too, if the plan has islands.
     """
+    cut = cut_as(pool, spec, before)
     if before.islands != 1:
         raise InvalidConfig(f"the plan has {before.islands} islands, this job has none", hint="make a new plan")
     places = tuple(tuple(name for name in place if name in pool) for place in before.places)
     lacking = [str(stage) for stage, place in enumerate(places) if len(place) < spec.limits.min_replicas]
     if lacking:
         raise InvalidConfig(f"the pool lacks the plan's peers of stage {', '.join(lacking)}", hint="make a new plan")
-    return _plan(pool, spec, CutBound(pool, cut_as(pool, spec, before)), places)
+    return _plan(pool, spec, CutBound(pool, cut), places)
 
 
 def played(pool: PeerPool, spec: JobSpec, plan: Plan) -> Plan:

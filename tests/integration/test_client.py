@@ -613,13 +613,14 @@ def test_jobs_and_stage_servers_are_shown_to_people_and_programs(swarm: Any, fak
 
 
 def test_stage_servers_are_printed_as_a_pool(swarm: Any, fake: FakeJobs) -> None:
-    fake.offers = [pb.PeerView(id="p1", state="serving", job="tiny-1a2b3c", device="cpu", pace_s=0.02), IDLE]
+    measured = {"multiply_adds_per_s": 2e12, "up_bytes_per_s": 1e6, "down_bytes_per_s": 2e6}
+    fake.offers = [pb.PeerView(id="p1", state="serving", job="tiny-1a2b3c", device="cpu", **measured), IDLE]
     code, said, _ = swarm("peers", "pool")
     pool = tomllib.loads(said)
     assert code == 0
     assert [peer["name"] for peer in pool["peer"]] == ["p1", "p2"]
-    assert pool["peer"][0]["speed"] > 0
-    assert [request.job for request in fake.asked["Get"]] == ["tiny-1a2b3c"]
+    assert [pool["peer"][0][key] for key in ("speed", "up", "down")] == [2e12, "8.000Mbit", "16.000Mbit"]
+    assert "speed" not in pool["peer"][1]
 
 
 @pytest.mark.parametrize("arguments", [("ls",), ("status", "tiny"), ("status", "-w", "tiny")])

@@ -401,6 +401,7 @@ def test_the_page_about_planning(reader: Reader) -> None:
     reader.types(example, few)
     reader.runs("swarm up --stages 2 --replicas 1")
     reader.types("swarm peers pool > pool.toml")
+    reader.types("swarm peers")
     reader.stops()
     reader.types(f"{example} --output json > plan.json", few)
     reader.types(f"{example} --picture docs/planning.svg", few)
@@ -409,10 +410,12 @@ def test_the_page_about_planning(reader: Reader) -> None:
     reader.types(f"""sed 's/"1Gbit"/"2Gbit"/' examples/planning/pool.toml > {better}""")
     reader.types(f"swarm plan examples/planning/job.toml --pool {better} --compare plan.json", few)
     reader.types(f"{example} --by price", few)
+    reader.types(f"{example} --set averaging.mode=diloco", few)
     reader.passes_all(LEFT_OUT)
     shutil.copytree(folder, reader.folder, dirs_exist_ok=True)
     simulated = "swarm simulate job.toml --pool pool.toml --hours 4 --churn 0.2 --compare pipeline.overlap=0"
     reader.types(simulated, where={"--hours 4": "--hours 0.02"})
+    reader.passes_all(LEFT_OUT)
     reader.closes()
 
 
