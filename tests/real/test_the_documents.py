@@ -363,9 +363,6 @@ def test_the_page_about_islands(reader: Reader) -> None:
     far = "swarm up --stages 2 --replicas 1 --islands 2 --between 50Mbit,100ms --job job.toml"
     reader.passes(far)  # tests/integration/test_up.py
     reader.passes_all(LEFT_OUT)
-    by_speed = "swarm submit job.toml --set averaging.mode=diloco --set islands.count=2 --set islands.shares=speed"
-    reader.types(by_speed, few)
-    reader.passes_all(LEFT_OUT)
     lyon = "swarm stage-server --scheduler SCHEDULER:7950 --site lyon --listen PEER:7951"
     reader.names["PEER"] = reader.starts(lyon, "--device cpu --data-dir lyon")["peer"]
     reader.types("swarm explain PEER")
