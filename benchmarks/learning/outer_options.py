@@ -102,10 +102,10 @@ def late_options(every_steps: int) -> list[Option]:
 
 def late_log(spec: JobSpec, each: int) -> list[OuterRecord]:
     """In every `each`th exchange but the closing ones an island is late, the two in turn."""
-    exchanges = [one for one in outer_courses(spec)[0].outer if one.behind < spec.training.steps]
+    exchanges = [outer for outer in outer_courses(spec)[0].outer if outer.behind < spec.training.steps]
     return [
-        OuterRecord(one.behind, (1 - late,), {}, one.fragment, (late,))
-        for late, one in zip(cycle(range(ISLANDS)), exchanges[each - 1 :: each])
+        OuterRecord(outer.behind, (1 - late,), {}, outer.fragment, (late,))
+        for late, outer in zip(cycle(range(ISLANDS)), exchanges[each - 1 :: each])
     ]
 
 

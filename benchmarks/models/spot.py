@@ -33,7 +33,7 @@ JOB = {
 
 
 def events(pool: PeerPool, per_hour: float, until_s: float, seed: int) -> Sequence[TraceEvent]:
-    """Who is lost and comes back, by chance and by price."""
+    """Deaths and arrivals, by chance and by price."""
     away: dict[str, list[list[float]]] = {peer.name: [] for peer in pool.peers}
     for event in Churn(pool, per_hour, seed):
         if event.at_s > until_s:

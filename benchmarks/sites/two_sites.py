@@ -87,7 +87,7 @@ def steps_within(minutes: float, tokens_per_s: float) -> int:
 
 def counted_steps(steps: int, log: Sequence[OuterRecord]) -> float:
     """The steps whose tokens count: what an island trained that was then lost, and while it was away, does not."""
-    here = {(one.after_step - 1) // EVERY_STEPS: len(one.islands + one.late) for one in log}
+    here = {(record.after_step - 1) // EVERY_STEPS: len(record.islands + record.late) for record in log}
     return steps - EVERY_STEPS * sum(1 - islands / len(SITES) for islands in here.values())
 
 

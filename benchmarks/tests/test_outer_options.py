@@ -39,11 +39,11 @@ def test_an_island_is_late_in_each_so_manyth_exchange_but_the_closing_ones(mode:
     batches = Tokens.make(tmp_path / "tokens", spec).batches(spec)
     log = late_log(spec, 2)
     assert log[0].late == (0,)
-    assert all(one.after_step < STEPS for one in log)
+    assert all(record.after_step < STEPS for record in log)
     found = train_local(spec, batches, log=log)
     assert found.evaluations[-1].loss != train_local(spec, batches).evaluations[-1].loss
     assert found.evaluations[-1].loss < 6.0
-    assert [one.late for one in late_log(spec.having("training", steps=30), 7)][:2] == [(0,), (1,)]
+    assert [record.late for record in late_log(spec.having("training", steps=30), 7)][:2] == [(0,), (1,)]
 
 
 def test_a_row_says_what_an_option_costs_beside_the_way_without_it() -> None:

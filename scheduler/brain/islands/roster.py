@@ -117,8 +117,9 @@ class Roster:
         )
 
     def next_exchange(self, made: Exchanged | None, *, hurries: bool) -> OuterStep | None:
-        """The outer step that islands exchange for next, once all at work have made that of the exchange before; if it
-        `hurries`, once all have begun with that, where it was a whole one.
+        """The outer step of the next exchange, once all islands at work have made the step of the exchange before.
+
+        If it `hurries`, they need only have begun with that step, where all were in the exchange.
         """
         steps = {self.courses[number].next_outer(brain.begun) for number, brain in self.at_work().items()}
         outer = steps.pop() if len(steps) == 1 else None

@@ -121,7 +121,7 @@ class Rows:
                 made[row.step] = Exchanged(row.step, (), row.skip, row.norm, (*islands, row.timeline))
             else:
                 inner.setdefault(course.inner_steps(row.step), {})[row.timeline] = row
-        made |= {one.step: one for one in exchanges}
+        made |= {exchange.step: exchange for exchange in exchanges}
         found: list[CommitRow] = []
         first = [island for island in range(len(self._courses)) if island not in absent]
         at_work: dict[int, int | None] = dict.fromkeys(first)  # timelines; None: the first
@@ -130,12 +130,12 @@ class Rows:
         for at, step in enumerate(steps):
             behind = [fork for fork in forks if fork.version == step + 1]
             later = [made[step] for step in steps[at + 1 :]] if made[step].late else []
-            counts = {*made[step].islands, *(one for one in made[step].late if _counts(one, later))}
+            counts = {*made[step].islands, *(timeline for timeline in made[step].late if _counts(timeline, later))}
             of = list[CommitRow]()
             while left and left[0][0] < self._courses[0].inner_steps(step):
-                of += [row for one, row in sorted(left.popleft()[1].items()) if one in counts]
+                of += [row for timeline, row in sorted(left.popleft()[1].items()) if timeline in counts]
             found += self.take(of, behind, (), made[step]).rows
-            at_work = {self._island(one): one for one in made[step].islands + made[step].late}
+            at_work = {self._island(timeline): timeline for timeline in made[step].islands + made[step].late}
             at_work |= {self._island(fork.timeline): fork.timeline for fork in behind}
         for _, of_step in left:
             for timeline, row in sorted(of_step.items()):
@@ -150,8 +150,8 @@ class Rows:
 
 def _counts(timeline: int, later: Iterable[Exchanged]) -> bool:
     """Whether what a late island has trained counts in the `later` exchanges, as far as they are made."""
-    one = next((made for made in later if timeline not in made.late), None)
-    return one is None or timeline in one.islands
+    on_time = next((made for made in later if timeline not in made.late), None)
+    return on_time is None or timeline in on_time.islands
 
 
 def together(rows: Sequence[CommitRow], timeline: int, step: int) -> CommitRow:
