@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarm.long_json import VALUES_MAX, read_long
 from tests.support.effort import others
-from tests.support.turns import UNITS_MAX, cost_s, held_up_s, unit
+from tests.support.turns import UNITS_MAX, held_up_units
 
 BYTES_MAX = 8 << 20
 JSON = st.recursive(
@@ -69,7 +69,7 @@ def test_long_json_holds_no_other_thread_up(what: str) -> None:
             found = read_long(LONG[what])
             del found
 
-    units = min(held_up_s(read) for _ in range(2)) / cost_s(unit)
+    units = held_up_units(read)
     assert units <= UNITS_MAX, f"{units:.0f} units"
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from swarm.errors import InvalidModel
 from swarm.hf.safetensors_header import ENTRIES_MAX, HEADER_BYTES_MAX, header_bytes, parse_header, read_header
 from tests.support.long_headers import LONG, entry
-from tests.support.turns import UNITS_MAX, cost_s, held_up_s, unit
+from tests.support.turns import UNITS_MAX, cost_s, held_up_units, unit
 
 DTYPES = st.sampled_from(["float32", "float16", "int64", "uint8", "bool"])
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
@@ -143,7 +143,7 @@ def test_the_longest_header_takes_no_more_time_whatever_it_says(kind: str) -> No
 def test_other_threads_have_their_turn_while_the_longest_header_is_parsed(kind: str) -> None:
     """json.loads of a header held up every other thread, such as the one that sends heartbeats."""
     kept: list[object] = []  # or the caller's freeing of it counts
-    units = held_up_s(lambda: kept.append(parsed(LONG[kind]))) / cost_s(unit)
+    units = held_up_units(lambda: kept.append(parsed(LONG[kind])))
     assert units < UNITS_MAX, f"{units:.0f}"
 
 

@@ -28,7 +28,7 @@ from swarm.job.spec import (
     spec_from_json,
 )
 from swarm.limits import SPEC_BYTES_MAX, STAGES_MAX
-from tests.support.turns import UNITS_MAX, cost_s, held_up_s, unit
+from tests.support.turns import UNITS_MAX, held_up_units
 
 
 def job(training: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:
@@ -235,7 +235,7 @@ def test_no_spec_holds_other_threads_up(what: str) -> None:
         with suppress(InvalidConfig):
             spec_from_caller(DENSE[what])
 
-    units = min(held_up_s(read) for _ in range(2)) / cost_s(unit)
+    units = held_up_units(read)
     assert units <= UNITS_MAX, f"{units:.0f} units"
 
 
