@@ -96,7 +96,7 @@ def workload(facts: CutBound, job: JobSpec | None = None) -> Workload:
     """What a resolved job asks of the stages of a cut. If it has islands, `facts` are of one of them."""
     job = job or facts.spec
     spec, stages = facts.spec, len(facts.split)
-    tokens, units = microbatch_tokens(spec), unit_names(stages, spec.tied)
+    tokens, units = microbatch_tokens(spec), unit_names(stages, spec.tied and stages > 1)
     unit_bits = (*facts.unit_bits, facts.tied_bits)
     fragments = float(job.outer.fragments) if job.has_outer_steps else 1.0
     feet = [stage_footprint(spec, layers, stage, stages) for stage, layers in enumerate(facts.split)]

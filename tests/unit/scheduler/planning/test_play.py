@@ -86,6 +86,18 @@ def test_a_replica_that_falls_silent_is_replaced_and_joins_again_once_it_has_fet
     played.brain.validate()
 
 
+def test_one_stage_averages_its_tied_embedding_with_all_else() -> None:
+    pool, job = fleet(), planned_job(2, training={"global_batch_sequences": 4, "microbatch_sequences": 1})
+    job = job.having("model", config={**job.model.config, "tie_word_embeddings": True}).having("pipeline", stages=1)
+    resolved, _ = choose(job, basis_of(pool, job))
+    plan = Plan(resolved.split, (tuple(peer.name for peer in pool.peers),), 1, 0)
+    played = Play(pool, plan, workload(CutBound(pool, resolved)))
+    for _ in range(2000):
+        played.turn()
+    assert (played.counts["stalls"], played.brain.counts().violations) == (0, 0)
+    assert len(played.committed_s) > 10
+
+
 def test_a_replica_that_moves_serves_its_new_stage() -> None:
     """The order to load came with the release from the old stage, and was lost."""
     names = [("s0-0", 0.2), *((f"s{stage}-{number}", 1.0) for stage in (1, 2) for number in range(3))]
