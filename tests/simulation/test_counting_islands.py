@@ -30,6 +30,7 @@ from tests.simulation.engine.islands import (
     Summed,
     World,
     anchor_gap,
+    begun_world,
     checkpoints_level,
     course_of,
     exchange_first,
@@ -263,7 +264,12 @@ def lost_island_has_a_part(history: History) -> History:
     parts = [record for record in history if isinstance(record, HandedOver)]
     kept = next(record for record in history if isinstance(record, Kept))
     at = history.index(kept)
-    return [*history[:at], replace(parts[0], island=2), *history[at:]]
+    return [*history[:at], replace(parts[0], number=2, timeline=2), *history[at:]]
+
+
+def parts_exchanged(history: History) -> History:
+    """Each part of a checkpoint has the number of the other."""
+    return [replace(one, number=1 - one.number) if isinstance(one, HandedOver) else one for one in history]
 
 
 def a_microbatch_is_missing(history: History) -> History:
@@ -370,10 +376,23 @@ def composed_otherwise(history: History) -> History:
 
 
 LOSING = Shape(replicas=3, steps=9)
+STOPPING = Shape(islands=3, steps=18, lease=6, fragments=2, overlap=2)
 
 
 def played_as(name: str) -> tuple[History, Shape]:
-    """A history to be doctored, and its shape; "lost": island 1 lost a stage behind its first step."""
+    """A history to be doctored, and its shape.
+
+    "lost": island 1 lost a stage behind its first step. "lost-between": the middle island was lost behind the exchange
+    with which the job is saved, before it handed over its part, so the last island has the second part.
+    """
+    if name == "lost-between":
+        world = begun_world(STOPPING)
+        world.stop()
+        world.play_until(lambda one: bool(one.made) and one.made[-1].whole)
+        assert (world.brain.present, world.collecting) == ((0, 1, 2), None)
+        world.lose(1, 0)
+        world.finish()
+        return world.history, replace(STOPPING, losses=1, stops=1)
     if name != "lost":
         return played(PLAYS[name].shape, PLAYS[name].kept if name in LATE else 0), PLAYS[name].shape
     world = World(LOSING, 0)
@@ -384,6 +403,7 @@ def played_as(name: str) -> tuple[History, Shape]:
 
 
 WHOLE, LOST, DIVIDED, LATE = ("calm", "streaming"), ("lost",), ("divided-quiet",), ("late-slow",)
+BETWEEN = ("lost-between",)
 DOCTORED: list[tuple[tuple[str, ...], Checker, Doctor]] = [
     (WHOLE, rows_in_order, without(Rows, 0)),
     (WHOLE, microbatches_once, one_less),
@@ -415,6 +435,8 @@ DOCTORED: list[tuple[tuple[str, ...], Checker, Doctor]] = [
     (LOST, portions_once, lost_island_counts),
     (LOST, exchange_first, lost_island_merges),
     (LOST, checkpoints_level, lost_island_has_a_part),
+    (BETWEEN, checkpoints_level, parts_exchanged),
+    (BETWEEN, checkpoints_level, without(HandedOver, -1)),
     (DIVIDED, leases_tile, a_microbatch_is_missing),
     (DIVIDED, leases_tile, one_too_many),
     (DIVIDED, leases_tile, leases_forgotten),

@@ -187,10 +187,16 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
+class Saving:
+    """A checkpoint was begun; parts that were handed over before belong to none, or to another."""
+
+
+@dataclass(frozen=True, slots=True)
 class HandedOver:
     """A replica handed over its part of the checkpoint after so many steps of the job."""
 
-    island: int
+    number: int  # of its island's part
+    timeline: int
     stage: int
     steps: int
     pending: tuple[int, ...]
@@ -427,6 +433,7 @@ class World:
             case outputs.BeginCheckpoint(version=version):
                 assert self.collecting is None, "one at a time"
                 self.collecting = version
+                self.history.append(Saving())
             case outputs.DropCheckpoint(version=version):
                 assert self.collecting in (version, None)
                 self.collecting = self.writing = None
@@ -701,8 +708,8 @@ class World:
                 return self._exchange(one, command)
             case Commit(step=step) if step == one.version:
                 return self._commit(one, command)
-            case SaveStage(version=version, island=number):
-                return self._save(one, version, number)
+            case SaveStage(version=version):
+                return self._save(one, version)
             case Release():
                 one.commands.clear()
                 one.is_free = True
@@ -712,12 +719,13 @@ class World:
         units = tuple(UnitSize(unit, 64) for unit, stages in UNITS.items() if one.record.stage in stages)
         return Loaded(JOB, one.timeline, one.record.stage, one.first, one.start, units, "", one.joins)
 
-    def _save(self, one: Replica, version: int, number: int) -> Saved:
+    def _save(self, one: Replica, version: int) -> Saved:
         stage, theta = one.record.stage, tuple(sorted(one.theta.items()))
         if one.version != version or self._strikes(self.shape.refusals // 4):
             return Saved(JOB, one.timeline, version, stage, (), "it holds another version")
         steps = one.course.inner_steps(version)
-        self.history.append(HandedOver(number, stage, steps, one.pending, theta))
+        number = self.brain.part_of(one.timeline)  # as the scheduler counts what it receives
+        self.history.append(HandedOver(number, one.timeline, stage, steps, one.pending, theta))
         weights = f"{theta}" if one.course.streams else f"{theta} less {one.pending}"
         return Saved(JOB, one.timeline, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), weights),))
 
@@ -1071,26 +1079,30 @@ def leases_tile(history: History, shape: Shape) -> Iterator[str]:
 
 
 def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
-    """A checkpoint has the part of every stage of the islands that took part in the outer step before it, numbered
-    without gaps. Each counts what all had merged, and has pending what it has trained and not proposed."""
-    for number, kept in enumerate(history):
+    """A checkpoint has a part of every stage of islands that took part in the outer step before it: of all, if none may
+    be lost. They are numbered by island, without gaps. Each counts what all had merged, and has pending what it has
+    trained and not proposed."""
+    for at, kept in enumerate(history):
         if not isinstance(kept, Kept):
             continue
-        before = [
-            record for record in history[:number] if not isinstance(record, HandedOver) or record.steps == kept.steps
-        ]
-        parts = {(one.island, one.stage): (one.pending, one.theta) for one in before if isinstance(one, HandedOver)}
-        expected = tuple((portion, 1) for portion in counting_up_to(history[:number], shape, kept.steps))
-        exchanged = exchanges(history[:number]).get(course_of(shape, 0).version_after(kept.steps) - 1)
+        before = history[:at]
+        first = max((n for n, one in enumerate(before) if isinstance(one, Saving)), default=0)
+        parts = {
+            (one.number, one.stage): (one.timeline, one.pending, one.theta)
+            for one in before[first:]
+            if isinstance(one, HandedOver) and one.steps == kept.steps
+        }
+        exchanged = exchanges(before).get(course_of(shape, 0).version_after(kept.steps) - 1)
         took_part = () if exchanged is None else exchanged.islands
-        least, lives = 1 if shape.may_lose else len(took_part), begun(history[:number], shape)
-        in_order = sorted(took_part, key=lambda timeline: timeline % shape.islands)
+        saved = {timeline for timeline, _, _ in parts.values()} & {*took_part} if shape.may_lose else took_part
+        theta = tuple((portion, 1) for portion in counting_up_to(before, shape, kept.steps))
+        lives = begun(before, shape)
         wanted = {
-            (island, stage): (pending(shape, lives, timeline, kept.steps), expected)
-            for island, timeline in enumerate(in_order)
+            (number, stage): (timeline, pending(shape, lives, timeline, kept.steps), theta)
+            for number, timeline in enumerate(sorted(saved, key=lambda timeline: timeline % shape.islands))
             for stage in range(STAGES)
         }
-        if not wanted.items() >= parts.items() or len(parts) < least * STAGES:
+        if parts != wanted or not parts:
             yield f"the checkpoint after step {kept.steps} has {parts}"
 
 
