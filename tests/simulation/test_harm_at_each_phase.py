@@ -1,0 +1,244 @@
+"""What may befall an island, at each phase of an exchange and of a lease: each portion counts once, and nobody is lost.
+
+    open ── composed ── rounds ── row written ── first merge ── late merge        lease decided ── lease written
+
+`make test` plays every other cell, each in one shape of two islands. `make test-all` plays all cells in all shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+
+from scheduler.brain.islands.exchange import _UnitRound
+from swarm.types import PeerId
+from tests.simulation.engine.islands import UNITS, Ended, Harmed, Merged, Rows, Shape, World, exchanges, faults
+from tests.support.effort import ALL
+
+AWAY_S = 20.0  # less than limits.no_progress_s
+STILL_S = 60.0
+
+
+class Phased(World):
+    """A world whose scheduler may die right before or right after a row is durable: `dies` says so."""
+
+    dies: Callable[[Rows], bool] | None = None
+
+    def _strikes(self, of_a_thousand: int) -> bool:
+        newest = self.history[-1] if self.history else None
+        if self.dies is not None and isinstance(newest, Rows) and self.dies(newest):
+            self.dies = None
+            return True
+        return super()._strikes(of_a_thousand)
+
+
+def merges(world: World) -> set[int]:
+    """The islands of which a replica has made the outer step of the newest exchange."""
+    step = world.made[-1].step if world.made else -1
+    found = (one.timeline for one in world.history if isinstance(one, Merged) and one.step == step)
+    return {timeline % world.shape.islands for timeline in found}
+
+
+def is_open(world: World) -> bool:
+    """An island is ready, and the others are not."""
+    outer = world.brain._outer
+    return outer._exchanging is None and 0 < len(outer._ready_s) < world.shape.islands
+
+
+def is_composed(world: World) -> bool:
+    """Rounds were begun, and no envoy has reported."""
+    exchanging = world.brain._outer._exchanging
+    return exchanging is not None and not any(made.reports for made in newest_rounds(world))
+
+
+def in_rounds(world: World) -> bool:
+    """A unit is complete, and another one is not."""
+    return len({made.is_complete for made in newest_rounds(world)}) == 2
+
+
+def newest_rounds(world: World) -> list[_UnitRound]:
+    exchanging = world.brain._outer._exchanging
+    return [] if exchanging is None else [of.newest[-1] for of in exchanging._rounds.values() if of.newest]
+
+
+def is_written(world: World) -> bool:
+    """The exchange is durable, and no replica has merged it."""
+    return bool(world.made) and not merges(world)
+
+
+def is_first_merge(world: World) -> bool:
+    """An island merges, and another one does not yet."""
+    return 0 < len(merges(world)) < world.shape.islands
+
+
+def is_late_merge(world: World) -> bool:
+    """Only a late island has still to merge."""
+    late = {timeline % world.shape.islands for timeline in world.made[-1].late} if world.made else set()
+    return bool(late) and merges(world) == {*range(world.shape.islands)} - late
+
+
+def all_have_merged(world: World) -> bool:
+    newest = world.made[-1].step if len(world.made) >= world.shape.fragments else math.inf
+    return all(brain.agreed > newest for brain in world.brain._roster.islands)
+
+
+def is_leased(world: World) -> bool:
+    """Leases were cut anew amid a period, and it is not over."""
+    return any(cut.leases and any(step % world.shape.lease for step in cut.from_step.values()) for cut in world.cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """When harm is done; `dies` instead: right behind which rows, before anything follows from them."""
+
+    comes: Callable[[World], bool]
+    dies: Callable[[Rows], bool] | None = None
+    needs: Callable[[Shape], bool] = lambda shape: True
+
+
+PHASES = {
+    "open": Phase(is_open),
+    "composed": Phase(is_composed),
+    "rounds": Phase(in_rounds),
+    "row written": Phase(is_written, lambda rows: rows.exchange is not None),
+    "first merge": Phase(is_first_merge),
+    "late merge": Phase(is_late_merge, needs=lambda shape: shape.patience < math.inf),
+    "lease written": Phase(is_leased, lambda rows: rows.cut is not None, needs=lambda shape: shape.by_speed),
+}
+MODES = {
+    "diloco": Shape(steps=12, lease=4),
+    "overlap": Shape(steps=12, lease=4, overlap=1),  # and gaia
+    "streaming": Shape(steps=16, lease=6, fragments=2, overlap=2),
+    "by speed": Shape(steps=24, lease=8, by_speed=True),
+    "by speed, streaming": Shape(steps=16, lease=8, fragments=2, overlap=2, by_speed=True),
+}
+SHAPES = {
+    f"{mode}, {islands} islands, {'late' if patience < 1 else 'waits'}": replace(
+        shape, islands=islands, still_s=STILL_S, patience=patience
+    )
+    for islands in (2, 3, 4)
+    for mode, shape in MODES.items()
+    for patience in (0.1, math.inf)
+}
+
+
+def slow(world: Phased, victim: int) -> None:
+    world.shape = replace(world.shape, slow=90)
+
+
+def frozen(world: Phased, victim: int) -> None:
+    world.harm(Harmed(of(world, victim), world.now_s + AWAY_S))
+
+
+def frozen_for_good(world: Phased, victim: int) -> None:
+    world.harm(Harmed(of(world, victim), math.inf))
+
+
+def cut_off(world: Phased, victim: int) -> None:
+    world.harm(Harmed(of(world, victim), world.now_s + AWAY_S, out=True, into=True))
+
+
+def killed_whole(world: Phased, victim: int) -> None:
+    world.lose(victim)
+
+
+def envoy_killed(world: Phased, victim: int) -> None:
+    """An envoy of the island, or who goes next for it."""
+    under_way = {each.peer for made in newest_rounds(world) for each in made.envoys} or world.brain._outer.envoys
+    here = sorted(of(world, victim))
+    world.kill(next((peer for peer in here if peer in under_way), here[0]))
+
+
+def scheduler_killed(world: Phased, victim: int) -> None:
+    world.restart()
+
+
+def cut_off_and_scheduler_killed(world: Phased, victim: int) -> None:
+    cut_off(world, victim)
+    world.restart()
+
+
+HARMS: dict[str, Callable[[Phased, int], None]] = {
+    "slow": slow,
+    "frozen": frozen,
+    "frozen for good": frozen_for_good,
+    "cut off": cut_off,
+    "killed whole": killed_whole,
+    "envoy killed": envoy_killed,
+    "scheduler killed": scheduler_killed,
+    "cut off, scheduler killed": cut_off_and_scheduler_killed,
+}
+FATAL = {"frozen for good", "killed whole"}
+
+
+def of(world: World, island: int) -> frozenset[PeerId]:
+    return frozenset(peer for peer, one in world.replicas.items() if one.island == island)
+
+
+def cells() -> Iterator[tuple[str, str, str]]:
+    """Harm, phase, shape."""
+    for turn, (harm, phase) in enumerate(product(HARMS, PHASES)):
+        able = [name for name, shape in SHAPES.items() if PHASES[phase].needs(shape)]
+        few = [name for name in able if SHAPES[name].islands == 2]
+        chosen = [few[turn // 2 % len(few)]] if turn % 2 == 0 else []
+        yield from ((harm, phase, name) for name in (able if ALL else chosen))
+
+
+@pytest.mark.parametrize(("harm", "phase", "name"), list(cells()))
+def test_harm_in_any_phase_costs_time_only(harm: str, phase: str, name: str) -> None:
+    shape, when = SHAPES[name], PHASES[phase]
+    world = Phased(shape, 0)
+    world.play_until(lambda one: all(one.database[island] for island in range(shape.islands)))
+    if phase == "late merge":
+        world.play_until(all_have_merged)  # now it is known how long a period is
+        frozen(world, shape.islands - 1)
+    world.shape = replace(shape, slow=90 if phase in ("open", "first merge", "lease written") else 0)  # the last island
+    if "scheduler" in harm and when.dies is not None:
+        world.dies = when.dies
+        world.play_until(lambda one: one.epoch > 1)
+    else:
+        world.play_until(when.comes)
+    world.shape = shape
+    HARMS[harm](world, shape.islands - 1)
+    if harm == "slow":
+        world.play_until(lambda one: one.over or bool(len(one.made) > 2))
+        world.shape = shape
+    world.finish()
+    assert faults(world.history, replace(shape, losses=int(harm in FATAL))) == []
+    if harm not in FATAL:
+        named = [len(one.islands + one.late) for one in exchanges(world.history).values()]
+        assert named == [shape.islands] * len(named), "none was lost"
+
+
+def test_behind_a_restart_no_island_evaluates_that_is_late() -> None:
+    """It holds other weights than the outer ones; whoever evaluates first is heard."""
+    shape = SHAPES["diloco, 2 islands, late"]
+    world = Phased(shape, 0)
+    world.play_until(all_have_merged)
+    world.harm(Harmed(of(world, 1), world.now_s + AWAY_S))
+    world.play_until(is_late_merge)
+    world.restart()
+    evaluates = [brain._parts.evaluations._is_on for brain in world.brain._roster.islands]
+    assert evaluates == [True, False]
+
+
+def test_the_closing_exchanges_do_not_wait_for_each_other_where_all_islands_are_in_them() -> None:
+    world = Phased(SHAPES["streaming, 2 islands, waits"], 0)
+    world.play_until(lambda one: bool(one.made) and one.made[-1].whole)
+    assert world.brain._outer._exchanging is not None
+    assert not all_have_merged(world)
+
+
+def test_rounds_that_never_come_to_their_end_in_time_end_the_job_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is given up for other envoys before it is over."""
+    monkeypatch.setattr(Phased, "_exchange", lambda world, one, command: None)
+    world = Phased(SHAPES["diloco, 2 islands, waits"], 0)
+    world.finish()
+    (end,) = [one for one in world.history if isinstance(one, Ended)]
+    assert end.state == "stalled"
+    assert end.reason.startswith("no step was committed for 60 s: after step 4: waits for the exchange between islands")
+    assert sum("no word came from" in one for one in world.told) > len(UNITS)
