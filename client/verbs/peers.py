@@ -119,7 +119,7 @@ def pool_lines(peers: Sequence[Peer]) -> Iterator[str]:
             yield f'# up = "{seen:.1f}Mbit"  # at least: this was seen' if seen else '# up = "200Mbit"'
         yield f'down = "{down:.3f}Mbit"' if down >= LINE_MBIT_MIN else '# down = "200Mbit"'
         yield "# price_per_hour = 0.35"
-    yield '\n# [links]\n# delay_ms = "delay.csv"\n# bandwidth_gbps = "bandwidth.csv"\n# measured = "2026-11-20"'
+    yield '\n# [links]\n# delay_ms = "delay.csv"\n# bandwidth_gbps = "bandwidth.csv"\n# measured = "YYYY-MM-DD"'
 
 
 def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:

@@ -125,7 +125,9 @@ def _run(search: Search) -> tuple[Plan, bool]:
     except KeyboardInterrupt:
         if not search.found:
             raise
-        return plan_of(search, plays=False), True
+        plan = plan_of(search, plays=False)
+        told = ("stopped: before the best plans were played",) if search.is_done else ()
+        return replace(plan, reasons=(*plan.reasons, *told)), True
     finally:
         _say("")
 
@@ -172,7 +174,7 @@ def _warn_of_age(pool: PeerPool) -> None:
         return
     days = (datetime.now(UTC).date() - date.fromisoformat(pool.measured)).days
     if days < -1:
-        raise InvalidConfig(f"measured = {pool.measured} is a day to come", hint="write the day of the measurement")
+        raise InvalidConfig(f"measured = {pool.measured} is in the future", hint="write the day of the measurement")
     if days > MEASURED_DAYS_MAX:
         print(f"warning: the links were measured {counted(days, 'day')} ago", file=sys.stderr)
 

@@ -37,7 +37,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from swarm.errors import InvalidConfig
 from swarm.job.placement import Candidate
 from swarm.limits import PEERS_MAX
-from swarm.text import counted, parse_size, printable
+from swarm.text import bandwidth, counted, parse_size, printable
 from swarm.text_file import read_small
 from swarm.types import Memory, PeerId
 
@@ -222,21 +222,24 @@ def read_pool(path: Path, text: str | None = None) -> PeerPool:
         for name in names:
             if name in seen:
                 told = f"peer {name} is there twice"
-                raise InvalidConfig(f"{path}{lines(number, 'name')}: {told}", hint=f"first{lines(seen[name], 'name')}")
+                raise InvalidConfig(
+                    f"{path}{lines(number, 'name')}: {told}",
+                    hint=f"give it another name than the first{lines(seen[name], 'name')}",
+                )
             seen[name] = number
         peers += (table.model_copy(update={"name": name}) for name in names)
     if len(peers) > PEERS_MAX:
         raise InvalidConfig(f"{path} has {len(peers)} peers, a scheduler knows {PEERS_MAX}", hint="lower count of some")
     links = content.links
     delay = _matrix(path, links.delay_ms, peers, DELAY_MS_MAX, "ms")
-    bandwidth = _matrix(path, links.bandwidth_gbps, peers, BANDWIDTH_GBPS_MAX, "Gbit/s")
-    if None not in (delay.by_peer, bandwidth.by_peer) and delay.by_peer != bandwidth.by_peer:
+    rates = _matrix(path, links.bandwidth_gbps, peers, BANDWIDTH_GBPS_MAX, "Gbit/s")
+    if None not in (delay.by_peer, rates.by_peer) and delay.by_peer != rates.by_peer:
         told = f"{links.delay_ms} and {links.bandwidth_gbps} differ in size"
         raise InvalidConfig(told, hint="write both for each peer, or both for each site")
     if all(peer.speed is None for peer in peers):
         told = f"{path}: no peer has a speed"
         raise InvalidConfig(told, hint="give one at least: multiply-adds of a forward per second")
-    return _completed(peers, delay, bandwidth, links.measured)
+    return _completed(peers, delay, rates, links.measured)
 
 
 def _refused(path: Path, text: str, error: ValidationError) -> InvalidConfig:
@@ -313,9 +316,9 @@ def _matrix(pool: Path, name: str, peers: Sequence[_PeerTable], most: float, uni
                 continue  # it is assumed
             if not 0 < value <= most:
                 is_more = most < value < math.inf
-                told = f", of at most {most:g} {unit}" if is_more else f" is no number of {unit} above 0"
+                told = f", of at most {most:g} {unit}" if is_more else f" is not a number of {unit} above 0"
                 where = f"{name}, row {row}, column {column} ({a} to {b})"
-                hint = f"is it in {unit}?" if is_more else "leave a cell empty that is not known"
+                hint = f"is it in {unit}?" if is_more else "leave a cell empty if its number is not known"
                 raise InvalidConfig(f'{where}: "{printable(cell[:40])}"{told}', hint=hint)
             cells[a, b] = value
     return _LinkCells(by_peer, cells)
@@ -332,17 +335,17 @@ def _number(text: str) -> float:
 # What is assumed ------------------------------------------------------------------------------------------------------
 
 
-def _completed(tables: Sequence[_PeerTable], delay: _LinkCells, bandwidth: _LinkCells, measured: str) -> PeerPool:
+def _completed(tables: Sequence[_PeerTable], delay: _LinkCells, rates: _LinkCells, measured: str) -> PeerPool:
     """The pool with assumptions where the file says nothing."""
     known = [table.speed for table in tables if table.speed is not None]
-    by_peer = bool(delay.by_peer or bandwidth.by_peer)
+    by_peer = bool(delay.by_peer or rates.by_peer)
     ends = {table.name if by_peer else table.site: table.site for table in tables}
     links: dict[tuple[str, str], PoolLink] = {}
     out, into = dict.fromkeys(ends, NEAR.bits_per_s), dict.fromkeys(ends, NEAR.bits_per_s)
-    for a, b in sorted({*delay.cells, *bandwidth.cells}):
+    for a, b in sorted({*delay.cells, *rates.cells}):
         assumed = NEAR if ends[a] == ends[b] else FAR
         delay_s = delay.cells[a, b] / 1e3 if (a, b) in delay.cells else assumed.delay_s
-        links[a, b] = PoolLink(delay_s, bandwidth.cells.get((a, b), assumed.bits_per_s / 1e9) * 1e9)
+        links[a, b] = PoolLink(delay_s, rates.cells.get((a, b), assumed.bits_per_s / 1e9) * 1e9)
         out[a], into[b] = max(out[a], links[a, b].bits_per_s), max(into[b], links[a, b].bits_per_s)
     speeds = {
         device: median([table.speed for table in tables if table.device == device and table.speed is not None] or known)
@@ -355,7 +358,7 @@ def _completed(tables: Sequence[_PeerTable], delay: _LinkCells, bandwidth: _Link
         facts = (table.name, table.device, table.memory, table.site, speed, up, down, table.price_per_hour)
         peers.append(PoolPeer(*facts, table.host_memory))
     notes = (
-        *_assumed_links(tables, ends, delay.cells.keys() & bandwidth.cells.keys()),
+        *_assumed_links(tables, ends, delay.cells.keys() & rates.cells.keys()),
         *_note("memory", "enough for any stage", [table.name for table in tables if not table.memory]),
         *_note("speed", "median of its device, or of all", [table.name for table in tables if table.speed is None]),
         *_note("line", "as fast as its links", [table.name for table in tables if None in (table.up, table.down)]),
@@ -374,7 +377,7 @@ def _assumed_links(tables: Sequence[_PeerTable], ends: Mapping[str, str], whole:
     said = []
     for link, name, is_near in ((FAR, "between", False), (NEAR, "within", True)):
         count = sum((ends[a] == ends[b]) == is_near for a, b in lacking)
-        rate = f"{1e3 * link.delay_s:g} ms, {link.bits_per_s / 1e6:g} Mbit/s"
+        rate = f"{1e3 * link.delay_s:g} ms, {bandwidth(link.bits_per_s / 8.0)}"
         said += [f"{counted(count, 'link')} {name} sites ({rate})"] if count else []
     return said
 

@@ -15,7 +15,7 @@ from swarm.job.spec import JobSpec
 from swarm.text import counted, size, spoken_duration
 
 NAMES_MAX = 3  # peers of a stage that are named; of more, it is said how many are at which site
-HEAD = ("stage", "layers", "peers", "memory of", "capacity", "limits", "averaging", "sends per step")
+HEAD = ("stage", "layers", "peers", "memory", "capacity", "limits", "averaging", "sends per step")
 
 
 def lines(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[str]:
@@ -73,8 +73,8 @@ def _row(pool: PeerPool, facts: CutBound, several: bool, place: int, members: Se
         f"{stage} of island {island}" if several else str(stage),
         str(facts.split[stage]),
         ", ".join(names),
-        f"{size(facts.needs[stage].total_bytes)} / {size(least.total_bytes) if least.total_bytes else '?'}",
-        f"{figures.rate:.3g} mb/s",
+        f"{size(facts.needs[stage].total_bytes)} of {size(least.total_bytes) if least.total_bytes else '?'}",
+        f"{figures.rate:.3g} microbatches/s",
         "compute" if figures.rate > 0.99 * computes else "lines",
         spoken_duration(figures.unit_s),
         size(facts.sent_bytes(stage, len(members))),

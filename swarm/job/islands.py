@@ -124,7 +124,7 @@ def check_for_swarm(spec: JobSpec, stored: JobSpec | None = None) -> None:
         raise InvalidConfig(
             f"averaging.timeout_s = {round_s:g} is not less than limits.no_progress_s = {still_s:g}: an exchange "
             "between islands would be given up before it is known who does not reach whom",
-            hint="lower averaging.timeout_s or raise limits.no_progress_s, best to five times as long",
+            hint="lower averaging.timeout_s or raise limits.no_progress_s, preferably to five times as long",
         )
     most, plain = ISLANDS_IN_SWARM_MAX, TrustSection().model_dump()
     refused = {

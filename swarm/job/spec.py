@@ -299,27 +299,27 @@ def check_islands(spec: JobSpec) -> None:
     """ValueError if the three sections do not fit each other, or the batch."""
     mode, outer, count = spec.averaging.mode, spec.outer, spec.island_count
     if spec.islands.count != "auto" and spec.islands.min > count:
-        raise ValueError(f"islands.min = {spec.islands.min} is more than islands.count = {count}")
+        raise ValueError(f"islands.min = {spec.islands.min} is more than islands.count = {count}: lower it")
     if not spec.has_outer_steps:
         if count > 1:
-            raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco", "streaming" or "gaia"')
+            raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco", "streaming" or "gaia": set it')
         if spec.islands.shares == "speed":
             raise ValueError(
                 f'islands.shares = "speed" needs averaging.mode = "diloco", "streaming" or "gaia", not "{mode}"'
             )
         if outer != OuterSection():
-            raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set another mode')
+            raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set mode = "diloco"')
         return
     _check_gaia(spec)
     batch, size = spec.training.global_batch_sequences, spec.training.microbatch_sequences
     if batch % count or (size != "auto" and batch // count % size):
-        to = "" if batch % count else f" into shares of whole microbatches of {size}"
+        to = f"{'' if batch % count else f' into shares of whole microbatches of {size}'}: change one of them"
         raise ValueError(f"islands.count = {count} does not divide training.global_batch_sequences = {batch}{to}")
     every, fragments, overlap = outer.every_steps, outer.fragments, outer.overlap_steps
     if "auto" not in (every, fragments, overlap) and overlap * fragments >= every:  # type: ignore[operator]  # numbers
         raise ValueError(
-            f"outer.overlap_steps = {overlap} is too long for {fragments} fragments in {every} steps: "
-            "lower it, lower outer.fragments or raise outer.every_steps"
+            f"outer.overlap_steps = {overlap} is too long for {counted(int(fragments), 'fragment')} in {every} steps: "
+            f"lower it{', lower outer.fragments' if fragments != 1 else ''} or raise outer.every_steps"
         )
     if "auto" not in (every, fragments) and (exchanges := spec.training.steps // every * fragments) > EXCHANGES_MAX:  # type: ignore[operator]
         raise ValueError(f"a job makes {EXCHANGES_MAX} exchanges at most, not {exchanges}: raise outer.every_steps")
@@ -339,8 +339,8 @@ def _check_gaia(spec: JobSpec) -> None:
         raise ValueError(f'averaging.mode = "{mode}" is for several islands: set islands.count, for example to 2')
     if outer.compression == "fp4":
         raise ValueError(
-            f'outer.compression = "fp4" has two numbers in a byte, and averaging.mode = "{mode}" leaves single ones '
-            'out: set outer.compression = "int8", or averaging.mode = "streaming"'
+            f'outer.compression = "fp4" packs two numbers into a byte, and averaging.mode = "{mode}" leaves out single '
+            'numbers: set outer.compression = "int8", or averaging.mode = "streaming"'
         )
     if outer.mixing not in ("auto", 0.0):
         raise ValueError(
@@ -426,7 +426,7 @@ class JobSpec(Section):
             )
         if self.outer.fragments != "auto" and self.outer.fragments > layers:
             raise ValueError(
-                f"outer.fragments = {self.outer.fragments} is more than the model's {layers} decoder layers"
+                f"outer.fragments = {self.outer.fragments} is more than the model's {layers} decoder layers: lower it"
             )
         if pipeline.split != "auto":
             if sum(pipeline.split) != layers:

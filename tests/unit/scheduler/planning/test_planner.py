@@ -271,6 +271,19 @@ def test_a_plan_that_cannot_be_compared_is_named_before_the_search(
     assert "plan.json: " in str(error)
 
 
+def test_ctrl_c_amid_the_plays_prints_the_plan_by_the_bound_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scheduler.planning.planner.played", stops)
+    said, error = run(tmp_path)
+    assert "(by the bound)" in said
+    assert "\nstopped    before the best plans were played\n" in said
+    assert isinstance(error, SystemExit)
+
+
 def test_a_day_of_measuring_that_is_still_to_come_is_refused(tmp_path: Path) -> None:
     _, error = run(tmp_path, pool=f'{POOL}[links]\nmeasured = "2999-01-01"\n')
-    assert "measured = 2999-01-01 is a day to come" in str(error)
+    assert "measured = 2999-01-01 is in the future" in str(error)
