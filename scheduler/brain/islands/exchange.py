@@ -426,6 +426,8 @@ class OuterSteps:
         self._ready_s: dict[int, float] = {}  # since when islands hold what they propose in the coming exchange
         self._periods_s: dict[int, float] = {}  # by fragment: since when its period runs
         self._until_s = math.inf  # when patience is over
+        self._resumed: dict[int, int] = {}  # the inner steps of islands when the scheduler was restarted
+        self._resumed_s = 0.0
         self._round = Round(settings.epoch, 1)  # the next one between islands
         self.envoys: set[PeerId] = set()  # of the newest outer step
         self.parted: set[frozenset[int]] = set()  # two islands that could not exchange, so that one was left out
@@ -438,6 +440,8 @@ class OuterSteps:
     def resume(self, exchanges: Sequence[Exchanged], committed: Mapping[int, int], now_s: float) -> None:
         """Go on behind the newest exchanges of an earlier start of the scheduler, with islands at these versions."""
         self._newest.extend(exchanges)
+        self._resumed = {n: self._course.inner_steps(version) for n, version in committed.items()}
+        self._resumed_s = now_s
         for made in exchanges[-1:]:
             self.envoys = {peer for round_ in made.rounds for peer in round_.envoys}
             late = {n for n in self._roster.present if self._roster.timelines[n] in made.late}
@@ -556,22 +560,27 @@ class OuterSteps:
     def _chosen(self, outer: OuterStep, is_whole: Callable[[int], bool], now_s: float) -> tuple[int, ...] | float:
         """The islands that go into the coming exchange, or when to ask again."""
         present, owed = self._roster.present, self.owed(outer.fragment)
-        patience_s = self._patience_s(outer.fragment)
+        patience_s = self._patience_s(outer)
         is_whole_now = len(self._ready_s) < len(present) and (patience_s == math.inf or is_whole(outer.step))
         least = self._roster.least
         return going(self._ready_s, present, owed, whole=is_whole_now, least=least, patience_s=patience_s, now_s=now_s)
 
-    def _patience_s(self, fragment: int) -> float:
-        """How long the coming exchange waits for islands, by the time since the fragment's exchange before."""
-        since_s = self._periods_s.get(fragment)
-        if since_s is None or not self._ready_s or self._patience == math.inf:
+    def _patience_s(self, outer: OuterStep) -> float:
+        """How long the coming exchange waits for islands, by the time since the fragment's exchange before. If that was
+        before a restart of the scheduler, by the pace at which the first island came here since."""
+        if not self._ready_s or self._patience == math.inf:
             return math.inf
-        return self._patience * max(0.0, min(self._ready_s.values()) - since_s)
+        first = min(self._ready_s, key=self._ready_s.__getitem__)
+        period_s = self._ready_s[first] - self._periods_s.get(outer.fragment, math.inf)
+        made = outer.captured - self._resumed.get(first, outer.captured)
+        if period_s == -math.inf and made > 0:
+            period_s = (self._ready_s[first] - self._resumed_s) * (outer.captured - outer.since) / made
+        return self._patience * max(0.0, period_s) if period_s > -math.inf else math.inf
 
     def _compose(self, outer: OuterStep, islands: tuple[int, ...], now_s: float) -> None:
         settings = self._settings
         self._exchanging = Exchanging(outer.step, settings.units, self._round, settings.averaging_timeout_s)
-        self._going, self._began_s, self._until_s = islands, now_s, now_s + self._patience_s(outer.fragment)
+        self._going, self._began_s, self._until_s = islands, now_s, now_s + self._patience_s(outer)
 
     def _without_some(self, outer: OuterStep, is_whole: Callable[[int], bool], now_s: float) -> tuple[int, ...] | None:
         """Once patience with its rounds is over: the largest group of islands that reach each other, if not all do."""
