@@ -232,7 +232,7 @@ class Sessions:
             if late_s > STOOD_STILL_S:
                 self._ports.log.warning("the scheduler stood still", seconds=round(late_s, 3))
                 self._membership.stood_still(late_s, loop.time())
-            for transition in self._membership.tick(loop.time()):
+            for transition in self._membership.tick(loop.time(), self._listener.fellows_of):
                 self._listener.on_transition(transition)
                 if transition.after is PeerState.GONE:
                     self.drop(transition.peer)

@@ -193,7 +193,7 @@ def _on_hello(parts: Parts, happened: Happened, hello: messages.Hello, now_s: fl
         departures.expel(peer, f"it holds stage {hello.stage} of timeline {hello.timeline}", "refused", now_s)
         return
     if state.census is not None:
-        state.census.report(hello, doubted=happened.doubted)
+        state.census.report(hello, now_s, doubted=happened.doubted)
     elif state.mode is Mode.LOADING:
         if not parts.reattach.holds_stage(hello):
             parts.loading.send(state.pool[peer].replica)

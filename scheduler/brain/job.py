@@ -127,6 +127,11 @@ class JobBrain:
         return self._state.mode
 
     @property
+    def awaits_all(self) -> bool:
+        """Whether no peer is back since the scheduler was restarted."""
+        return self._state.census is not None and not self._state.census.hellos
+
+    @property
     def relays_here(self) -> bool:
         return self._state.relays_here
 
@@ -313,7 +318,7 @@ class JobBrain:
     def _resume(self, resumed: inputs.Resumed, now_s: float) -> None:
         self._state.turn(ModeEvent.RESUMED)
         self._state.resumed = resumed
-        self._state.census = RestartCensus(resumed.known, now_s + resumed.grace_s)
+        self._state.census = RestartCensus(resumed.known, now_s, resumed.grace_s)
         self._parts.reattach.resume(resumed)
 
     def _stop(self, stop: Stopped, version: int) -> None:

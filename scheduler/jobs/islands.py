@@ -186,4 +186,5 @@ def islands_brain(
         )
 
     patience = spec.outer.patience if isinstance(spec.outer.patience, float) else math.inf
-    return IslandsBrain([of(island) for island in range(len(paths))], paths, rng, spec.islands.min, patience)
+    brains, silence_s = [of(island) for island in range(len(paths))], spec.limits.no_progress_s
+    return IslandsBrain(brains, paths, rng, spec.islands.min, patience, silence_s)

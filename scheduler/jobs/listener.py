@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import asdict, dataclass, field, replace
 
-from scheduler.brain.fleet.membership import Membership, Peer, Transition, offer
+from scheduler.brain.fleet.membership import NO_FELLOWS, Fellows, Membership, Peer, Transition, offer
 from scheduler.brain.inputs import Input, RelaysHere, Unreached
+from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.jobs.islands import of_job, timelines
 from scheduler.jobs.job import JobRun, now_s, speed_of
 from scheduler.jobs.peers import Peers
@@ -60,6 +61,12 @@ class PeerListener:
                 held.pop(transition.peer, None)
             self._muted.discard(transition.peer)
         self._peers.on_transition(transition)
+
+    def fellows_of(self, known: Peer) -> Fellows:
+        """The replicas with which a silent peer may be late, as its job says."""
+        job = self._registry.get(known.job)
+        brain = None if job is None else job.brain
+        return brain.fellows_of(known.hello.peer) if isinstance(brain, IslandsBrain) else NO_FELLOWS
 
     def on_relays(self, here: bool) -> None:
         """The last relay of the swarm has left, or one is here again."""

@@ -5,14 +5,16 @@ Real flows, brains and torch; the transport delays and reorders every tensor at 
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from scheduler.brain.explain.facts import Situation
+from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.jobs.job import Job
-from swarm.types import IslandState
+from swarm.types import IslandState, JobState
 from tests.support.effort import others
 from tests.support.islands import (
     by_speed,
@@ -31,7 +33,7 @@ from tests.support.islands import (
     until,
 )
 from tests.support.reference import reference
-from tests.support.simulated import Rig, Tokens, write_text
+from tests.support.simulated import SCHEDULER, Rig, Tokens, write_text
 
 SLOW = 6.0
 LONG = {"training__steps": 16, "outer__patience": 0.1, "training__eval_every_steps": 4, "checkpoint__every_s": 0.0}
@@ -49,6 +51,26 @@ async def slow_for(rig: Rig, job: Job, steps: int, island: int = 1) -> None:
     rig.slowness |= dict.fromkeys(slow, SLOW)
     await until(rig, job, lambda one: one.progress.steps_done >= steps)
     rig.slowness.clear()
+
+
+def is_alone(job: Job) -> bool:
+    return isinstance(job.brain, IslandsBrain) and job.brain.present == (0,)
+
+
+async def cut_off_for(rig: Rig, job: Job, seconds: float, *, restarts: bool = False) -> None:
+    """The links of island 1 to the scheduler and to island 0 are cut; the scheduler may be killed meanwhile."""
+    at = {f"address-of-{peer}": place // len(job.spec.split) for peer, place in sorted(job.record.peers.items())}
+    far = [SCHEDULER, *(address for address, island in at.items() if island == 0)]
+    pairs = [(one, other) for one, island in at.items() if island == 1 for other in far]
+    ways = [*pairs, *((other, one) for one, other in pairs)]
+    for way in ways:
+        rig.network.weather.stop(*way)
+    if restarts:
+        await asyncio.sleep(4.0)
+        await restart(rig)
+    await asyncio.sleep(seconds)
+    for way in ways:
+        rig.network.weather.let(*way)
 
 
 def late_in(job: Job) -> list[int]:
@@ -182,3 +204,76 @@ def test_a_pause_waits_for_a_late_island(tmp_path: Path) -> None:
         await rig.jobs.resume(job, "", None)
 
     trained(tmp_path, spec, 4, story, with_log=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "seed", "restarts"),
+    [
+        ("diloco", 1, False),
+        ("diloco", 1, True),
+        ("streaming", 1, False),
+        *others(("gaia", 1, True), ("hides", 1, True)),
+    ],
+)
+def test_an_island_that_is_cut_off_for_longer_than_the_grace_loses_nothing(
+    tmp_path: Path, way: str, seed: int, restarts: bool
+) -> None:
+    """It was lost after the grace of the scheduler, 5 s, with all that it had trained since the last exchange."""
+    make, changes = WAYS[way]
+    spec = make(write_text(tmp_path), **LONG | changes)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 6)
+        await cut_off_for(rig, job, 45.0, restarts=restarts)
+
+    job = trained(tmp_path, spec, 4, story, seed, with_log=True)
+    assert 1 in late_in(job) or way != "diloco", "with fragments it is cut off while it merges one"
+    assert all(len(one.islands) + len(one.late) == 2 for one in exchanges_of(log_of(job))), "it was not lost"
+    assert job.record.timeline == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"limits__no_progress_s": 20.0, "averaging__timeout_s": 4.0}, (15.0, 25.0)),
+        ({"outer__patience": "none"}, (5.0, 9.0)),
+    ],
+    ids=["for good", "without patience"],
+)
+@pytest.mark.parametrize("restarts", [False, *others(True)])
+def test_an_island_that_is_silent_for_too_long_is_lost(
+    tmp_path: Path, changes: dict[str, object], seconds: tuple[float, float], restarts: bool
+) -> None:
+    spec = diloco(write_text(tmp_path), **LONG | changes)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 5)
+        cut = rig.tasks.create_task(cut_off_for(rig, job, 100.0, restarts=restarts))
+        since_s = asyncio.get_running_loop().time() + (4.2 if restarts else 0.0)
+        await asyncio.sleep(4.3 if restarts else 0.0)
+        job = rig.jobs.registry.find(job.record.id)
+        await until(rig, job, is_alone)
+        assert seconds[0] <= asyncio.get_running_loop().time() - since_s <= seconds[1]
+        cut.cancel()
+
+    trained(tmp_path, spec, 4, story, with_log=True)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_pause_waits_for_an_island_that_is_silent_no_longer_than_the_grace(tmp_path: Path, restarts: bool) -> None:
+    spec = diloco(write_text(tmp_path), **LONG)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 5)
+        cut = rig.tasks.create_task(cut_off_for(rig, job, 100.0, restarts=restarts))
+        await asyncio.sleep(30.0)
+        job = rig.jobs.registry.find(job.record.id)
+        asked_s = asyncio.get_running_loop().time()
+        await paused(rig, job)
+        assert asyncio.get_running_loop().time() - asked_s < 7.5
+        cut.cancel()
+        rig.network.weather.calm()
+        await rig.jobs.resume(job, "", None)
+
+    job, _ = run(spec, Tokens.make(tmp_path, spec), 4, story)
+    assert job.record.state is JobState.SUCCEEDED

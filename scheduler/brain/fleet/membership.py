@@ -10,6 +10,10 @@ A peer with a name that is quarantined is QUARANTINED wherever it would be IDLE,
 
 A peer that joins a running job counts as loaded once the stage could continue with it alone.
 
+A peer of an island that may be late (scheduler/brain/islands/brain.py) stays suspect while the whole island is silent:
+the others exchange without it, and it loses nothing when its link or its machine comes back. Its grace begins once one
+of the island is heard again.
+
 A peer is an id and an incarnation (one per process start). Messages of an older incarnation change nothing. A newer one
 replaces it, and the older is gone at once. A peer that was gone comes back with nothing, since its work was void.
 
@@ -19,7 +23,7 @@ Decision: docs/decisions/006.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
@@ -117,6 +121,17 @@ class Measured:
 
 
 NOT_MEASURED = Measured()
+
+
+@dataclass(frozen=True, slots=True)
+class Fellows:
+    """The replicas of an island that may be late; while all of them are silent they stay suspects for `silence_s`."""
+
+    peers: Collection[PeerId] = ()
+    silence_s: float = 0.0
+
+
+NO_FELLOWS = Fellows()
 
 
 @dataclass(slots=True)
@@ -317,8 +332,8 @@ class Membership:
             known.resume = PeerState.IDLE
         return self._happen(known, Happening.FREED, "released by an admin", now_s)
 
-    def tick(self, now_s: float) -> list[Transition]:
-        """Look at the clock: find the peers that were silent too long."""
+    def tick(self, now_s: float, fellows_of: Callable[[Peer], Fellows] = lambda _: NO_FELLOWS) -> list[Transition]:
+        """Look at the clock: find the peers that were silent too long. `fellows_of` is asked of suspects alone."""
         transitions: list[Transition] = []
         for name, known in list(self._peers.items()):
             silence_s = now_s - known.heard_s
@@ -326,12 +341,18 @@ class Membership:
                 if now_s - known.since_s >= self._forget_after_s:
                     del self._peers[name]
             elif known.state is PeerState.SUSPECT:
-                if now_s - known.since_s >= self.grace_s:
+                if now_s - known.since_s >= self.grace_s and not self._may_be_late(known, fellows_of(known), now_s):
                     reason = f"{known.reason}; not heard for {silence_s:.1f} s (grace_s = {self.grace_s:g})"
                     transitions += self._happen(known, Happening.GRACE_OVER, reason, now_s)
             elif silence_s >= self._suspect_after_s:
                 transitions += self._happen(known, Happening.LOST_SIGHT, f"silent for {silence_s:.1f} s", now_s)
         return transitions
+
+    def _may_be_late(self, known: Peer, fellows: Fellows, now_s: float) -> bool:
+        """Whether a suspect stays one after its grace: its whole island is silent, or was until less than that ago."""
+        held = [fellow for peer in fellows.peers if (fellow := self._peers.get(peer)) is not None]
+        back_s = [fellow.since_s for fellow in held if fellow.state not in (PeerState.SUSPECT, PeerState.GONE)]
+        return now_s < (min(back_s) + self.grace_s if back_s else known.heard_s + fellows.silence_s)
 
     def stood_still(self, seconds: float, now_s: float) -> None:
         """The scheduler itself did not run for a while (SIGSTOP, a machine at its limit): no peer was silent."""

@@ -27,6 +27,7 @@ from scheduler.brain import inputs, outputs
 from scheduler.brain.checkpoint.schedule import OpenCheckpoint
 from scheduler.brain.explain.facts import IslandStanding, Situation, Team
 from scheduler.brain.explain.situation import Counts
+from scheduler.brain.fleet.membership import NO_FELLOWS, Fellows
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands.checkpoints import Gone, JointCheckpoints, Saving
 from scheduler.brain.islands.exchange import OuterSteps, islands_to_evict
@@ -57,9 +58,11 @@ class IslandsBrain:
         rng: Random,
         least: int = 1,
         patience: float = math.inf,
+        silence_s: float = 0.0,
     ) -> None:
         """`least`: with fewer islands at work the job stalls. `patience`: how long an exchange waits for some, in
-        shares of a period. Leases that follow speed come with `courses`."""
+        shares of a period. Such an island may be silent for `silence_s`. Leases that follow speed come with `courses`.
+        """
         self.settings = settings[0]
         self.courses = tuple(courses)
         islands = [
@@ -72,6 +75,8 @@ class IslandsBrain:
         self._guests = Guests()
         self._evaluator = 0  # the island that evaluates
         self._outer = OuterSteps(self.settings, self._roster, patience)
+        self._silence_s = silence_s if 0.0 < patience < math.inf else 0.0
+        self._begun_s = math.inf
         self._pacing = Pacing(self._roster, self.courses[0].inner.leases)
         self._outer_weights = OuterDigests(self.courses)
         self._checkpoints = JointCheckpoints()
@@ -181,7 +186,9 @@ class IslandsBrain:
     def due_s(self) -> float:
         """When the next Tick is due, over all islands."""
         ahead_s = [time_s for time_s in self._outer.retries_s() if time_s > self._now_s]
-        return min([*ahead_s, *(brain.due_s for brain in self._roster.at_work().values())], default=math.inf)
+        for island, brain in self._roster.at_work().items():
+            ahead_s.append(self._begun_s + self._silence_s if self._sleeps(island, self._now_s) else brain.due_s)
+        return min(ahead_s, default=math.inf)
 
     def part_of(self, timeline: int) -> int:
         """The number of the island's part in the checkpoint under way; -1 if it has no part."""
@@ -232,6 +239,14 @@ class IslandsBrain:
         """The island that a peer serves, or joins; None if it is not known here."""
         return self._roster.island_of.get(peer)
 
+    def fellows_of(self, peer: PeerId) -> Fellows:
+        """The replicas of a peer's island, if that may be late while all of them are silent."""
+        island = self._roster.island_of.get(peer)
+        peers = [] if island is None else [each for pool in self._roster.islands[island].peers for each in pool]
+        if island is None or peer not in peers or not self._may_be_late(island):
+            return NO_FELLOWS
+        return Fellows(peers, self._silence_s)
+
     def awaits(self, peer: PeerId, event: Event) -> bool:
         serves = self._roster.serves(peer)
         return serves is not None and serves.awaits(peer, event, joiners=peer in self._guests.awaited)
@@ -259,7 +274,24 @@ class IslandsBrain:
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
+    def _may_be_late(self, island: int) -> bool:
+        """Whether others go on without an island that is silent, and have it in a later exchange. Not if it has yet to
+        load, owes a part of a checkpoint, or the others wait for it where all are to be."""
+        of, brain = self._roster.at_work(), self._roster.islands[island]
+        is_amid = brain.mode in (Mode.GATHERING, Mode.RUNNING) and brain.agreed < brain.settings.steps
+        if not self._silence_s or self._divisions or not is_amid or brain.owing():
+            return False
+        steps = {other.outer_step for number, other in of.items() if number != island}
+        step = steps.pop() if len(steps) == 1 else None
+        return step is None or not self._is_whole(step, self._now_s)
+
+    def _sleeps(self, island: int, now_s: float) -> bool:
+        """Whether nobody of an island that may be late is back since the scheduler was restarted."""
+        is_silent = self._roster.islands[island].awaits_all and now_s < self._begun_s + self._silence_s
+        return is_silent and self._asked is None and self._may_be_late(island)
+
     def _begin(self, each: inputs.EachIsland, now_s: float) -> list[Output]:
+        self._begun_s = now_s
         self._roster.lost = {island: each.absent for island, one in enumerate(each.begins) if one is None}
         committed = {n: one.committed for n, one in enumerate(each.begins) if isinstance(one, inputs.Resumed)}
         self._outer.resume(each.exchanges, committed, now_s)
@@ -333,7 +365,8 @@ class IslandsBrain:
         return self._end(end if is_asked else replace(end, reason=f"island {island}: {told}"), told, now_s)
 
     def _tell_all(self, happened: Input, now_s: float) -> list[Output]:
-        return [output for island in self.present for output in self._tell(island, happened, now_s)]
+        islands = [n for n in self.present if happened != inputs.Tick() or not self._sleeps(n, now_s)]
+        return [output for island in islands for output in self._tell(island, happened, now_s)]
 
     def _release(self, peer: PeerId, reason: str) -> list[Output]:
         return [outputs.Send(peer, Release(self.settings.job, reason)), outputs.Released(peer, reason)]

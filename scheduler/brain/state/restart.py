@@ -17,16 +17,18 @@ class RestartCensus:
     A reported cell was given to its peer: its Hello came here with those alone that bear the scheduler's stamp.
     """
 
-    def __init__(self, known: Mapping[PeerId, int], deadline_s: float) -> None:
+    def __init__(self, known: Mapping[PeerId, int], now_s: float, grace_s: float) -> None:
         self.known = known  # the stage that each peer served before
-        self.deadline_s = deadline_s
+        self.deadline_s, self._grace_s = now_s + grace_s, grace_s
         self.hellos: dict[PeerId, Hello] = {}
         self.doubted: set[PeerId] = set()  # reported cells without a stamp as well
         self._awaited = set(known)
         self._cells: dict[PeerId, dict[Microbatch, ReportedCell]] = {}
 
-    def report(self, hello: Hello, *, doubted: bool = False) -> None:
-        """A peer attached; its earlier reports are void."""
+    def report(self, hello: Hello, now_s: float, *, doubted: bool = False) -> None:
+        """A peer attached; its earlier reports are void. If the first comes late, others may come late, too."""
+        if not self.hellos and now_s > self.deadline_s:
+            self.deadline_s = now_s + self._grace_s
         self.hellos[hello.peer] = hello
         self._cells[hello.peer] = {cell.microbatch: cell for cell in hello.cells}
         if doubted:

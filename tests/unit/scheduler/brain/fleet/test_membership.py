@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.fleet.membership import Endings, Measured, Membership, Peer, Transition, filled, fleet_speed
+from scheduler.brain.fleet.membership import (
+    NO_FELLOWS,
+    Endings,
+    Fellows,
+    Measured,
+    Membership,
+    Peer,
+    Transition,
+    filled,
+    fleet_speed,
+)
 from scheduler.brain.replay import spell
 from swarm.errors import StaleMessage, SwarmError
 from swarm.job.overlap import UNMEASURED, FleetSpeed
@@ -136,6 +146,57 @@ def test_whatever_happens_states_jobs_and_transitions_fit_together(acts: list[tu
         else:
             assert present.state is shown
             assert present.reason
+
+
+def island(*peers: str) -> tuple[Membership, Callable[[Peer], Fellows]]:
+    """Peers of an island that may be late, for 60 s; whoever else serves the job has no fellows."""
+    members, fellows = pool(), Fellows([PeerId(peer) for peer in peers], 60.0)
+    for peer in peers:
+        members.hello(hello(peer), 0.0)
+        members.assign(PeerId(peer), JOB, 1, 0.0)
+        members.serving(PeerId(peer), 0.0)
+    return members, lambda known: fellows if known.hello.peer in fellows.peers else NO_FELLOWS
+
+
+def gone(transitions: Iterable[Transition]) -> list[str]:
+    return [one.peer for one in transitions if one.after is PeerState.GONE]
+
+
+def test_an_island_that_is_silent_stays_suspect_until_the_job_makes_no_progress_for_it() -> None:
+    members, fellows_of = island("a", "b")
+    assert gone(members.tick(3.0, fellows_of)) == []
+    assert gone(members.tick(59.9, fellows_of)) == []
+    assert gone(members.tick(60.0, fellows_of)) == ["a", "b"]
+
+
+def test_a_peer_whose_island_is_heard_is_gone_after_the_grace() -> None:
+    members, fellows_of = island("a", "b")
+    for now_s in range(1, 14):
+        members.heard(PeerId("b"), float(now_s))
+        assert gone(members.tick(float(now_s), fellows_of)) == (["a"] if now_s == 13 else [])
+
+
+def test_whoever_of_a_silent_island_is_heard_last_has_the_grace_from_the_first() -> None:
+    """Session after session is dialled when a link is back, and the second of them was gone between the two."""
+    members, fellows_of = island("a", "b", "c")
+    members.tick(3.0, fellows_of)
+    members.heard(PeerId("a"), 40.0)
+    assert gone(members.tick(40.5, fellows_of)) == []
+    members.heard(PeerId("a"), 45.0)
+    members.heard(PeerId("b"), 45.0)
+    members.heard(PeerId("a"), 49.0)
+    members.heard(PeerId("b"), 49.0)
+    assert gone(members.tick(49.9, fellows_of)) == []
+    assert gone(members.tick(50.0, fellows_of)) == ["c"]
+
+
+def test_an_island_whose_process_has_ended_or_that_may_not_be_late_any_more_does_not_wait() -> None:
+    members, fellows_of = island("a", "b")
+    members.disconnected(A, 1, 1.0)
+    assert gone(members.ended(A, 1, 1.5, "nobody listens")) == ["a"]
+    members.tick(3.0, fellows_of)
+    assert gone(members.tick(20.0, fellows_of)) == []
+    assert gone(members.tick(20.0)) == ["b"]
 
 
 HELLO = Hello(A, 1, 1, "0", "203.0.113.7:7951", "", "cpu", 1, 0, -1, JobId(""))
