@@ -146,7 +146,7 @@ class StageModule(nn.Module):
                 self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.put_off = PutOff()
         self.later: frozenset[str] = frozenset()  # weights whose gradients can be put off
-        if not spec.model.compile:  # a compiled layer would have to leave its graph
+        if not first and not spec.model.compile:  # the first stage has no dx; a compiled layer would leave its graph
             self.later = let_put_off(self, self.get_submodule(f"{family.trunk}.{family.layers}"), self.put_off)
         self.rotary: Any = None  # has no parameters
         ends = ("narrow_in", "narrow_out")

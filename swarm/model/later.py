@@ -3,76 +3,68 @@
 A backward gives dx, which the stage before waits for, and the gradients of the weights, which only the commit waits
 for. Most of the second part is one product per linear layer, of its input x and the gradient g of its output:
 
-    at once       g ──▶ dx, product                      one node of autograd's graph
-    put off       g ──▶ dx       x, g kept ──▶ product   in a backward within `PutOff.during`
+    at once       autograd computes it, as of any layer
+    put off       autograd is asked for g in place of the weight's gradient       x, g kept ──▶ product
 
-Both ways multiply the same matrices, so the bits are the same. Only the linear layers of decoder layers are put off:
-norms, biases and embeddings cost little, and the head's g is as large as the logits.
+So the layers are the library's, and only note in a forward what a later product needs. Both ways multiply the same
+matrices, so the bits are the same. Only the linear layers of decoder layers are put off: norms, biases and embeddings
+cost little, and the head's g is as large as the logits.
 
-Legend: B sequences, T tokens, N = B x T, D width of a layer's input, O width of its output.
+Legend: N tokens, D width of a layer's input, O width of its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
 from transformers.pytorch_utils import Conv1D
 
 Products: TypeAlias = dict[str, tuple[Tensor, Tensor]]
 """By a weight's name: matrices `left` [N, a] and `right` [N, b]; its gradient [a, b] is left.t() @ right."""
 
 
+class Notes:
+    """What the linear layers of a module note in one forward: x, and the node of autograd's graph that will get g.
+
+    `cast`: to this dtype autocast turns x, which is then kept once.
+    """
+
+    def __init__(self, cast: torch.dtype | None = None) -> None:
+        self.cast = cast
+        self.made: list[tuple[_Layer, Tensor, Node]] = []
+
+    def edges(self) -> list[GradientEdge]:
+        """Where autograd finds each g."""
+        return [GradientEdge(node, 0) for _, _, node in self.made]
+
+    def products(self, gradients: Sequence[Tensor]) -> Products:
+        """What is left to compute, with each g."""
+        products = {}
+        for (layer, x, _), g in zip(self.made, gradients, strict=True):
+            x_ND, g_NO = x.detach().reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+            products[layer.weight_name] = (x_ND, g_NO) if layer.is_transposed else (g_NO, x_ND)
+        return products
+
+
 class PutOff:
-    """The products that the linear layers of one module put off; outside `during` they compute them."""
+    """Where the linear layers of one module note what a product needs; outside `during` they note nothing."""
 
     def __init__(self) -> None:
-        self.products: Products | None = None
+        self.notes: Notes | None = None
 
     @contextmanager
-    def during(self, wanted: bool) -> Iterator[Products]:
-        """Around a backward: gives the products that it puts off, none unless `wanted`."""
-        products: Products = {}
-        self.products = products if wanted else None
+    def during(self, cast: torch.dtype | None = None) -> Iterator[Notes]:
+        """Around a forward."""
+        self.notes = notes = Notes(cast)
         try:
-            yield products
+            yield notes
         finally:
-            self.products = None
-
-
-class _Product(torch.autograd.Function):
-    """x [B, T, D] times a weight, [O, D] or GPT-2's [D, O], plus a bias [O]; it casts as autocast does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: _Layer) -> Tensor:
-        ctx.layer = layer
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        ctx.save_for_backward(x, weight)
-        if not layer.is_transposed:
-            return nn.functional.linear(x, weight, bias)
-        assert bias is not None
-        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (g_BTO,) = gradients
-        x_BTD, weight = ctx.saved_tensors
-        layer: _Layer = ctx.layer
-        needs_dx, _, needs_bias, _ = ctx.needs_input_grad
-        x_ND, g_NO = x_BTD.reshape(-1, x_BTD.shape[-1]), g_BTO.reshape(-1, g_BTO.shape[-1])
-        dx = g_NO.mm(weight.t() if layer.is_transposed else weight).view(x_BTD.shape) if needs_dx else None
-        left, right = (x_ND, g_NO) if layer.is_transposed else (g_NO, x_ND)
-        product = None
-        if layer.put_off.products is None:
-            product = left.t().mm(right)
-        else:
-            layer.put_off.products[layer.weight_name] = left, right
-        return dx, product, g_NO.sum(0) if needs_bias else None, None
+            self.notes = None
 
 
 class _Layer(nn.Module):
@@ -83,10 +75,12 @@ class _Layer(nn.Module):
     weight_name: str
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            plain: Tensor = super().forward(x)
-            return plain
-        y: Tensor = _Product.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
+        notes = self.put_off.notes
+        if notes is not None and notes.cast is not None:
+            x = x.to(notes.cast)
+        y: Tensor = super().forward(x)
+        if notes is not None and (node := y.grad_fn) is not None:
+            notes.made.append((self, x, node))
         return y
 
 

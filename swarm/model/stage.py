@@ -46,7 +46,7 @@ from swarm.model.digests import digest_of
 from swarm.model.families import Draw, StageModule, stored_name
 from swarm.model.islands.outer import Merge, OuterWeights
 from swarm.model.islands.proposals import Proposals
-from swarm.model.later import Products
+from swarm.model.later import Notes, Products
 from swarm.model.optimizers import Optimizer
 from swarm.model.runtime import (
     SentAhead,
@@ -189,6 +189,7 @@ class _Graph:
     targets: Tensor | None
     tokens: Tensor | None = None  # of a later stage with places by token
     output: Tensor | None = None  # boundary tensor, or the loss
+    notes: Notes | None = None  # that the linear layers made of it
 
 
 @dataclass(slots=True)
@@ -297,7 +298,9 @@ class Stage:
         draw = Draw(self._spec.training.seed, portion, microbatch.index)
         graph = _Graph(version, draw, source, self._ids(targets), self._place_tokens(tokens))
         output = self._output(graph)
-        if not self._spec.model.recompute:
+        if self._spec.model.recompute:
+            graph.notes = None
+        else:
             graph.output = output
         self._graphs[microbatch] = graph
         return (None, float(output.detach())) if self._last else (output.detach(), 0.0)
@@ -621,8 +624,10 @@ class Stage:
         wanted = [*(() if self._first else (graph.source,)), *parameters.values()]
         assert self._last or g is not None, "the gradient of a boundary tensor is needed"
         start = None if self._last or g is None else to_device(g, self.device)
-        with buffer.module.put_off.during(keep) as products:
-            gradients = torch.autograd.grad(output, wanted, start)
+        notes = graph.notes if keep and graph.notes is not None else Notes()
+        graph.notes = None  # else its x would outlive the parts of the graph that were used up
+        found = torch.autograd.grad(output, [*wanted, *notes.edges()], start)
+        gradients, products = found[: len(wanted)], notes.products(found[len(wanted) :])
         dx, gradients = (None, gradients) if self._first else (gradients[0], gradients[1:])
         return dx, _Owed(graph.version, dict(zip(parameters, gradients, strict=True)), products)
 
@@ -635,12 +640,11 @@ class Stage:
     def _output(self, work: _Graph, *, graph: bool = True) -> Tensor:
         """The boundary tensor, or on the last stage the sum of token losses; with its graph, or without."""
         module = self.weights.of(work.version)
-        autocast = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self._spec.model.dtype == "bfloat16", cache_enabled=False
-        )
+        cast = torch.bfloat16 if self._spec.model.dtype == "bfloat16" else None
+        autocast = torch.autocast(self.device.type, cast, enabled=cast is not None, cache_enabled=False)
         with torch.set_grad_enabled(graph):
             source = work.source if self._first or not self._lowered else work.source.to(torch.bfloat16)
-            with autocast:
+            with autocast, module.put_off.during(cast) as work.notes:
                 output: Tensor = module(source, work.draw, work.tokens)
             if not self._last:
                 return output.float()
