@@ -130,7 +130,8 @@ class PeerBack:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """The peer is lost: the job fails, or (with `recover`) its uncommitted work is done again elsewhere."""
+    """The peer is lost: the job fails, or (with `recover`) its uncommitted work is done again elsewhere. Or it did not
+    come back with its stage after a restart of the scheduler."""
 
     peer: PeerId
     reason: str

@@ -73,6 +73,7 @@ class JobBrain:
                 self._parts.saving.merges(happened)
             case inputs.EvaluateHere(is_here=is_here):
                 self._parts.evaluations.take_over(is_here=is_here)
+                return state.mode is not Mode.GATHERING  # an island of which nobody is back may be late
             case inputs.OthersSave() | inputs.SaveAnew():
                 self._parts.saving.hear(happened)
             case inputs.Tick() | inputs.RowsDurable() | inputs.EachIsland():  # the last two are for jobs with islands
@@ -128,8 +129,8 @@ class JobBrain:
 
     @property
     def awaits_all(self) -> bool:
-        """Whether no peer is back since the scheduler was restarted."""
-        return self._state.census is not None and not self._state.census.hellos
+        """Whether no peer is back since the scheduler was restarted, with its stage or without."""
+        return self._state.census is not None and not self._state.census.is_heard
 
     @property
     def relays_here(self) -> bool:
@@ -361,6 +362,8 @@ class JobBrain:
             state.outbox.note("warning", told)
         elif peer in state.pool:
             self._parts.departures.lose(peer, reason, "gone", now_s)
+        elif state.census is not None and peer in state.census.known:
+            state.census.heard(now_s)
 
     def _join(self, join: inputs.Join, now_s: float) -> None:
         state, peer = self._state, join.replica.peer

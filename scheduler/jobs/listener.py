@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import asdict, dataclass, field, replace
 
 from scheduler.brain.fleet.membership import NO_FELLOWS, Fellows, Membership, Peer, Transition, offer
-from scheduler.brain.inputs import Input, RelaysHere, Unreached
+from scheduler.brain.inputs import Input, PeerGone, RelaysHere, Unreached
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.jobs.islands import of_job, timelines
-from scheduler.jobs.job import JobRun, now_s, speed_of
+from scheduler.jobs.job import Job, JobRun, now_s, speed_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -131,8 +131,17 @@ class PeerListener:
         ):
             self._peers.adopt(job, hello)
             self._tell(job.run, hello, flight_room(job.spec, hello.stage, offer(hello)))
-        elif hello.job:
-            self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
+        else:
+            if hello.job:
+                self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
+            for other in self._registry.all() if not present else ():
+                self._tell_gone(other, hello.peer)
+
+    def _tell_gone(self, job: Job, peer: PeerId) -> None:
+        """After a restart of the scheduler an island hears of a peer that is here and no longer has its stage."""
+        run = job.run if peer in job.record.peers else None
+        if run is not None and isinstance(run.brain, IslandsBrain) and run.brain.awaits_back(peer):
+            run.driver.tell(PeerGone(peer, "it came back without its stage"))
 
     def _tell(self, run: JobRun, hello: Hello, room: int = 0) -> None:
         """The job's brain hears of the session, and of those cells alone that the peer was given."""

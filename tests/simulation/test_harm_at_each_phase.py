@@ -14,6 +14,8 @@ from itertools import product
 
 import pytest
 
+from scheduler.brain import inputs
+from scheduler.brain.fleet.membership import NO_FELLOWS
 from scheduler.brain.islands.exchange import _UnitRound
 from swarm.types import PeerId
 from tests.simulation.engine.islands import UNITS, Ended, Harmed, Merged, Rows, Shape, World, exchanges, faults
@@ -224,6 +226,54 @@ def test_behind_a_restart_no_island_evaluates_that_is_late() -> None:
     world.restart()
     evaluates = [brain._parts.evaluations._is_on for brain in world.brain._roster.islands]
     assert evaluates == [True, False]
+
+
+def restarted_without(victim: int) -> Phased:
+    """Island `victim` is not heard after a restart of the scheduler, for longer than the grace of 10 s."""
+    world = Phased(replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S), 0)
+    world.play_until(all_have_merged)
+    world.play_until(lambda one: all(brain.agreed % 5 in (2, 3) for brain in one.brain._roster.islands))
+    for peer in of(world, victim):
+        world.replicas[peer].is_free = True  # it says no Hello
+    world.restart()
+    world.now_s += 12.0
+    world.tell(inputs.Tick())
+    assert world.brain.present == (0, 1)
+    return world
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_island_that_is_not_heard_after_a_restart_is_late(victim: int) -> None:
+    """Island 0 was to evaluate, and was lost as soon as it was told that another island does instead."""
+    world = restarted_without(victim)
+    made, at_s = len(world.made), world.now_s
+    world.play_until(lambda one: len(one.made) > made or len(one.brain.present) == 1)
+    assert (world.brain.present, [*world.brain._roster.late]) == ((0, 1), [victim])
+    world.play_until(lambda one: len(one.brain.present) == 1)
+    assert STILL_S - 15.0 < world.now_s - at_s < STILL_S
+
+
+def test_an_island_whose_process_was_started_again_with_the_scheduler_is_not_waited_for() -> None:
+    """After a power cut everybody waited `limits.no_progress_s` for stages that no machine held any more."""
+    world = restarted_without(1)
+    peer = min(of(world, 1))
+    assert world.brain.awaits_back(peer)
+    world.tell(inputs.PeerGone(peer, "it came back without its stage"))
+    assert not world.brain.awaits_back(peer)
+    assert world.brain.due_s <= world.now_s + 10.0
+    world.now_s += 10.0
+    world.tell(inputs.Tick())
+    assert world.brain.present == (0,)
+
+
+def test_an_island_may_be_silent_for_longer_than_the_grace_only_beside_another() -> None:
+    world = Phased(replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S), 0)
+    world.play_until(all_have_merged)
+    peer = min(of(world, 0))
+    assert set(world.brain.fellows_of(peer).peers) == of(world, 0)
+    world.lose(1)
+    world.play_until(lambda one: one.brain.present == (0,))
+    assert world.brain.fellows_of(peer) == NO_FELLOWS
 
 
 def test_the_closing_exchanges_do_not_wait_for_each_other_where_all_islands_are_in_them() -> None:

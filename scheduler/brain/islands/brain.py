@@ -239,6 +239,11 @@ class IslandsBrain:
         """The island that a peer serves, or joins; None if it is not known here."""
         return self._roster.island_of.get(peer)
 
+    def awaits_back(self, peer: PeerId) -> bool:
+        """Whether nobody of a peer's island is back since the scheduler was restarted, or that is not known here."""
+        island = self._roster.island_of.get(peer)
+        return island is None or self._roster.islands[island].awaits_all
+
     def fellows_of(self, peer: PeerId) -> Fellows:
         """The replicas of a peer's island, if that may be late while all of them are silent."""
         island = self._roster.island_of.get(peer)
@@ -275,11 +280,11 @@ class IslandsBrain:
     # Inside ----------------------------------------------------------------------------------------------------------
 
     def _may_be_late(self, island: int) -> bool:
-        """Whether others go on without an island that is silent, and have it in a later exchange. Not if it has yet to
-        load, owes a part of a checkpoint, or the others wait for it where all are to be."""
+        """Whether others go on without an island that is silent, and have it in a later exchange. Not if there are no
+        others, it has yet to load, owes a part of a checkpoint, or the others wait for it where all are to be."""
         of, brain = self._roster.at_work(), self._roster.islands[island]
         is_amid = brain.mode in (Mode.GATHERING, Mode.RUNNING) and brain.agreed < brain.settings.steps
-        if not self._silence_s or self._divisions or not is_amid or brain.owing():
+        if not self._silence_s or self._divisions or not is_amid or brain.owing() or len(of) == 1:
             return False
         steps = {other.outer_step for number, other in of.items() if number != island}
         step = steps.pop() if len(steps) == 1 else None

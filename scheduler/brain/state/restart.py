@@ -20,19 +20,25 @@ class RestartCensus:
     def __init__(self, known: Mapping[PeerId, int], now_s: float, grace_s: float) -> None:
         self.known = known  # the stage that each peer served before
         self.deadline_s, self._grace_s = now_s + grace_s, grace_s
+        self.is_heard = False
         self.hellos: dict[PeerId, Hello] = {}
         self.doubted: set[PeerId] = set()  # reported cells without a stamp as well
         self._awaited = set(known)
         self._cells: dict[PeerId, dict[Microbatch, ReportedCell]] = {}
 
     def report(self, hello: Hello, now_s: float, *, doubted: bool = False) -> None:
-        """A peer attached; its earlier reports are void. If the first comes late, others may come late, too."""
-        if not self.hellos and now_s > self.deadline_s:
-            self.deadline_s = now_s + self._grace_s
+        """A peer attached; its earlier reports are void."""
+        self.heard(now_s)
         self.hellos[hello.peer] = hello
         self._cells[hello.peer] = {cell.microbatch: cell for cell in hello.cells}
         if doubted:
             self.doubted.add(hello.peer)
+
+    def heard(self, now_s: float) -> None:
+        """A peer is here, with its stage or without. If the first comes late, others may come late, too."""
+        if not self.is_heard and now_s > self.deadline_s:
+            self.deadline_s = now_s + self._grace_s
+        self.is_heard = True
 
     def accumulated(self, peer: PeerId, event: Accumulated) -> bool:
         """A replica has accumulated a microbatch of which it reported the cell; False, and nothing counts, if not."""

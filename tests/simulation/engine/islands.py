@@ -89,6 +89,7 @@ class Shape:
     freezes: int = 0  # an island answers nothing, though it is heard, for a while or for good
     slow: int = 0  # of a hundred turns, those that the last island lets pass
     still_s: float = 0.0  # limits.no_progress_s; 0: nobody looks
+    silence_s: float = 0.0  # as long may nobody of a late island be heard after a restart
     fetch: int = 12  # turns of a joiner until it has a state; it begins anew with each newer version
     patience: float = math.inf  # of exchanges, in shares of a period
     absent: int = 0  # the last islands, for which nobody was there when the timeline began
@@ -382,7 +383,7 @@ class World:
             for island, course in enumerate(self.courses)
         ]
         rng = Random(self.rng.getrandbits(64))
-        return IslandsBrain(settings, self.courses, rng, self.shape.least, self.shape.patience)
+        return IslandsBrain(settings, self.courses, rng, self.shape.least, self.shape.patience, self.shape.silence_s)
 
     def _timeline(self, island: int) -> int:
         return self.forks[island].timeline if island in self.forks else island

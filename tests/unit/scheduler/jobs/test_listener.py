@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.inputs import Input, RelaysHere, Unreached
+from scheduler.brain.inputs import Input, PeerGone, RelaysHere, Unreached
+from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.jobs.listener import JobTransfer, PeerListener
 from scheduler.jobs.peers import Peers
 from scheduler.storage.stamps import Stamps
 from swarm.errors import Refused
 from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import parse_job
-from swarm.types import Hop, JobId, JobState, Microbatch, PeerId
+from swarm.types import NO_JOB, Hop, JobId, JobState, Microbatch, PeerId
 from swarm.wire.messages import Event, FetchRequest, Hello, Release, ReportedCell, Route, Saved, StoreHeader
 
 
@@ -42,7 +43,9 @@ KEY = Stamps(b"a key")
 CELL = ReportedCell(Microbatch(0, 3, 1), 2, True, True, 0.5)
 
 
-def _greeted(hello: Hello, record: dict[PeerId, int], *, is_back: bool = False, islands: int = 1) -> list[Any]:
+def _greeted(
+    hello: Hello, record: dict[PeerId, int], *, is_back: bool = False, islands: int = 1, brain: Any = None
+) -> list[Any]:
     """What the peers and the brain of a job with that record hear of a Hello; `is_back`: the peer serves the job."""
     values: dict[str, Any] = {
         "model": {"family": "llama", "config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}},
@@ -57,15 +60,15 @@ def _greeted(hello: Hello, record: dict[PeerId, int], *, is_back: bool = False, 
     def on_event(peer: PeerId, event: Hello, room: int = 0, *, doubted: bool = False) -> None:
         heard.append((event.cells, room > 0, doubted))
 
-    brain = SimpleNamespace(admits=lambda hello: True)
-    run = SimpleNamespace(brain=brain, driver=SimpleNamespace(on_event=on_event))
+    brain = brain or SimpleNamespace(admits=lambda hello: True)
+    run = SimpleNamespace(brain=brain, driver=SimpleNamespace(on_event=on_event, tell=heard.append))
     job: Any = SimpleNamespace(spec=spec, run=run, record=SimpleNamespace(peers=record))
     membership = Membership()
     membership.hello(hello, 0.0)
     if is_back:
         membership.adopt(hello.peer, hello.job, hello.stage, 0.0)
     none: Any = None
-    registry: Any = SimpleNamespace(get=lambda name: job if name == "x-1" else None)
+    registry: Any = SimpleNamespace(get=lambda name: job if name == "x-1" else None, all=lambda: [job])
     peers: Any = SimpleNamespace(
         is_stopping=False,
         is_of=partial(Peers.is_of, none),
@@ -118,6 +121,22 @@ def test_a_place_in_another_island_is_another_place() -> None:
     assert _greeted(_hello(0, 1), record, islands=2) == ["adopted", ((), True, False)]
     assert _greeted(_hello(0, 0), record, islands=2) == [Release]
     assert _greeted(_hello(2, 0), record, islands=2) == [Release]
+
+
+class Away(IslandsBrain):
+    """Nobody is back since the scheduler was restarted."""
+
+    def __init__(self) -> None: ...
+
+    def awaits_back(self, peer: PeerId) -> bool:
+        return True
+
+
+def test_an_island_hears_of_a_stage_server_that_is_back_without_its_stage() -> None:
+    fresh, gone = replace(_hello(0), job=NO_JOB), PeerGone(PeerId("p"), "it came back without its stage")
+    assert _greeted(fresh, {PeerId("p"): 0}, islands=2, brain=Away()) == [gone]
+    assert _greeted(fresh, {PeerId("q"): 0}, islands=2, brain=Away()) == []
+    assert _greeted(_hello(1), {PeerId("p"): 0}, islands=2, brain=Away()) == [Release, gone]
 
 
 @pytest.mark.parametrize("is_back", [False, True])
