@@ -73,7 +73,7 @@ class JobBrain:
                 self._parts.saving.merges(happened)
             case inputs.EvaluateHere(is_here=is_here):
                 self._parts.evaluations.take_over(is_here=is_here)
-                return state.mode is not Mode.GATHERING  # an island of which nobody is back may be late
+                return not self.awaits_all  # such an island may be late; a Tick tells when it is not
             case inputs.OthersSave() | inputs.SaveAnew():
                 self._parts.saving.hear(happened)
             case inputs.Tick() | inputs.RowsDurable() | inputs.EachIsland():  # the last two are for jobs with islands
@@ -173,6 +173,8 @@ class JobBrain:
         state, times_s = self._state, [*self._parts.rounds.retries_s()]
         times_s += [time_s for audit in self._parts.audits for time_s in audit.times_s()]
         if state.mode is Mode.GATHERING and state.census is not None:
+            if self.awaits_all:
+                return state.census.deadline_s  # which may be over: until a Tick, nothing follows from it
             times_s.append(state.census.deadline_s)
         if state.mode is Mode.RUNNING:
             times_s += [self._parts.moves.look_s, *self._parts.dispatch.times_s(), *self._parts.admission.times_s()]

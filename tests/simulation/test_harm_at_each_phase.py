@@ -249,6 +249,7 @@ def test_an_island_that_is_not_heard_after_a_restart_is_late(victim: int) -> Non
     made, at_s = len(world.made), world.now_s
     world.play_until(lambda one: len(one.made) > made or len(one.brain.present) == 1)
     assert (world.brain.present, [*world.brain._roster.late]) == ((0, 1), [victim])
+    assert world.brain._roster.islands[victim].due_s < world.now_s, "at once, when it may not be late any more"
     world.play_until(lambda one: len(one.brain.present) == 1)
     assert STILL_S - 15.0 < world.now_s - at_s < STILL_S
 
