@@ -36,7 +36,7 @@ tokenizer = "byte"              # UTF-8 bytes, no files; or a folder with tokeni
 kind   = "none"                 # or maxout, bottleneck, anchor: what stands between two layers where the model itself
                                 # is narrow, for links so slow that stages wait for them; it learns less from each token
 factor = 4                      # 2 to 64, a divisor of the width: so much less crosses a cut there
-every  = "auto"                 # or a divisor of the layers: so many layers between two places, and stages end only
+every  = "auto"                 # or the layers from one place to the next, a divisor of their number; stages end only
                                 # there; auto: as in the weights that it starts from, else as few places as stages need
 rank   = 0                      # anchor: of its table by token, one for each place; 0: vocabulary x width
 

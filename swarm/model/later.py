@@ -31,7 +31,7 @@ Products: TypeAlias = dict[str, tuple[Tensor, Tensor]]
 class Notes:
     """What the linear layers of a module note in one forward: x, and the node of autograd's graph that will get g.
 
-    `cast`: to this dtype autocast turns x, which is then kept once.
+    `cast` is the dtype of autocast: layers cast x themselves, so that it is kept once and not in two copies.
     """
 
     def __init__(self, cast: torch.dtype | None = None) -> None:

@@ -189,7 +189,7 @@ class _Graph:
     targets: Tensor | None
     tokens: Tensor | None = None  # of a later stage with places by token
     output: Tensor | None = None  # boundary tensor, or the loss
-    notes: Notes | None = None  # that the linear layers made of it
+    notes: Notes | None = None  # of its linear layers
 
 
 @dataclass(slots=True)
