@@ -53,6 +53,11 @@ async def slow_for(rig: Rig, job: Job, steps: int, island: int = 1) -> None:
     rig.slowness.clear()
 
 
+def all_train(job: Job) -> bool:
+    """Whether no island is at an exchange, or late: then the next one is made without an island that is cut off."""
+    return all(island.state is IslandState.TRAINING for island in situation(job).islands)
+
+
 def is_alone(job: Job) -> bool:
     return isinstance(job.brain, IslandsBrain) and job.brain.present == (0,)
 
@@ -223,11 +228,11 @@ def test_an_island_that_is_cut_off_for_longer_than_the_grace_loses_nothing(
     spec = make(write_text(tmp_path), **LONG | changes)
 
     async def story(rig: Rig, job: Job) -> None:
-        await until(rig, job, lambda one: one.progress.steps_done >= 6)
+        await until(rig, job, lambda one: one.progress.steps_done >= 5 and all_train(one))
         await cut_off_for(rig, job, 45.0, restarts=restarts)
 
     job = trained(tmp_path, spec, 4, story, seed, with_log=True)
-    assert 1 in late_in(job) or way != "diloco", "with fragments it is cut off while it merges one"
+    assert 1 in late_in(job) or way != "diloco", "else an exchange may be on its way that it is in"
     assert all(len(one.islands) + len(one.late) == 2 for one in exchanges_of(log_of(job))), "it was not lost"
     assert job.record.timeline == 0
 
@@ -236,7 +241,7 @@ def test_an_island_that_is_cut_off_for_longer_than_the_grace_loses_nothing(
     ("changes", "seconds"),
     [
         ({"limits__no_progress_s": 20.0, "averaging__timeout_s": 4.0}, (15.0, 25.0)),
-        ({"outer__patience": "none"}, (5.0, 9.0)),
+        ({"outer__patience": "none"}, (4.9, 9.0)),
     ],
     ids=["for good", "without patience"],
 )
