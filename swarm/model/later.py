@@ -43,7 +43,7 @@ class Notes:
         return [GradientEdge(node, 0) for _, _, node in self.made]
 
     def products(self, gradients: Sequence[Tensor]) -> Products:
-        """What is left to compute, with each g."""
+        """The products that are left to compute, from each g."""
         products = {}
         for (layer, x, _), g in zip(self.made, gradients, strict=True):
             x_ND, g_NO = x.detach().reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])

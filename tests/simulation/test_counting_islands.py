@@ -269,7 +269,9 @@ def lost_island_has_a_part(history: History) -> History:
 
 def parts_exchanged(history: History) -> History:
     """Each part of a checkpoint has the number of the other."""
-    return [replace(one, number=1 - one.number) if isinstance(one, HandedOver) else one for one in history]
+    return [
+        replace(record, number=1 - record.number) if isinstance(record, HandedOver) else record for record in history
+    ]
 
 
 def a_microbatch_is_missing(history: History) -> History:

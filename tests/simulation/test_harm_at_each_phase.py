@@ -1,4 +1,4 @@
-"""What may befall an island, at each phase of an exchange and of a lease: each portion counts once, and nobody is lost.
+"""Harm at each phase of an exchange and of a lease: each portion counts once, and no island is lost.
 
     open ── composed ── rounds ── row written ── first merge ── late merge        lease decided ── lease written
 
@@ -41,7 +41,7 @@ class Phased(World):
 def merges(world: World) -> set[int]:
     """The islands of which a replica has made the outer step of the newest exchange."""
     step = world.made[-1].step if world.made else -1
-    found = (one.timeline for one in world.history if isinstance(one, Merged) and one.step == step)
+    found = (merge.timeline for merge in world.history if isinstance(merge, Merged) and merge.step == step)
     return {timeline % world.shape.islands for timeline in found}
 
 
@@ -212,7 +212,7 @@ def test_harm_in_any_phase_costs_time_only(harm: str, phase: str, name: str) -> 
     world.finish()
     assert faults(world.history, replace(shape, losses=int(harm in FATAL))) == []
     if harm not in FATAL:
-        named = [len(one.islands + one.late) for one in exchanges(world.history).values()]
+        named = [len(made.islands + made.late) for made in exchanges(world.history).values()]
         assert named == [shape.islands] * len(named), "none was lost"
 
 
@@ -289,7 +289,7 @@ def test_rounds_that_never_come_to_their_end_in_time_end_the_job_with_a_reason(m
     monkeypatch.setattr(Phased, "_exchange", lambda world, one, command: None)
     world = Phased(SHAPES["diloco, 2 islands, waits"], 0)
     world.finish()
-    (end,) = [one for one in world.history if isinstance(one, Ended)]
+    (end,) = [record for record in world.history if isinstance(record, Ended)]
     assert end.state == "stalled"
     assert end.reason.startswith("no step was committed for 60 s: after step 4: waits for the exchange between islands")
-    assert sum("no word came from" in one for one in world.told) > len(UNITS)
+    assert sum("no word came from" in line for line in world.told) > len(UNITS)

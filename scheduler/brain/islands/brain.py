@@ -240,7 +240,7 @@ class IslandsBrain:
         return self._roster.island_of.get(peer)
 
     def awaits_back(self, peer: PeerId) -> bool:
-        """Whether nobody of a peer's island is back since the scheduler was restarted, or that is not known here."""
+        """Whether no peer of this island is back since the scheduler was restarted, as far as this is known."""
         island = self._roster.island_of.get(peer)
         return island is None or self._roster.islands[island].awaits_all
 
@@ -291,7 +291,7 @@ class IslandsBrain:
         return step is None or not self._is_whole(step, self._now_s)
 
     def _sleeps(self, island: int, now_s: float) -> bool:
-        """Whether nobody of an island that may be late is back since the scheduler was restarted."""
+        """Whether an island that may be late has no peer back since the scheduler was restarted."""
         is_silent = self._roster.islands[island].awaits_all and now_s < self._begun_s + self._silence_s
         return is_silent and self._asked is None and self._may_be_late(island)
 

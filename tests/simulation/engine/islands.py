@@ -89,7 +89,7 @@ class Shape:
     freezes: int = 0  # an island answers nothing, though it is heard, for a while or for good
     slow: int = 0  # of a hundred turns, those that the last island lets pass
     still_s: float = 0.0  # limits.no_progress_s; 0: nobody looks
-    silence_s: float = 0.0  # as long may nobody of a late island be heard after a restart
+    silence_s: float = 0.0  # how long a late island may be silent after a restart
     fetch: int = 12  # turns of a joiner until it has a state; it begins anew with each newer version
     patience: float = math.inf  # of exchanges, in shares of a period
     absent: int = 0  # the last islands, for which nobody was there when the timeline began
@@ -1087,11 +1087,11 @@ def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
         if not isinstance(kept, Kept):
             continue
         before = history[:at]
-        first = max((n for n, one in enumerate(before) if isinstance(one, Saving)), default=0)
+        first = max((n for n, record in enumerate(before) if isinstance(record, Saving)), default=0)
         parts = {
-            (one.number, one.stage): (one.timeline, one.pending, one.theta)
-            for one in before[first:]
-            if isinstance(one, HandedOver) and one.steps == kept.steps
+            (record.number, record.stage): (record.timeline, record.pending, record.theta)
+            for record in before[first:]
+            if isinstance(record, HandedOver) and record.steps == kept.steps
         }
         exchanged = exchanges(before).get(course_of(shape, 0).version_after(kept.steps) - 1)
         took_part = () if exchanged is None else exchanged.islands
