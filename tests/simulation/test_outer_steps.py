@@ -180,9 +180,9 @@ def test_a_checkpoint_with_different_weights_is_not_kept() -> None:
     world = World(replace(CALM, every=2), 0)
     save = world._save
 
-    def odd(one: Replica, version: int, number: int) -> Saved:
-        one.pending = (99,) if one.island else ()
-        return save(one, version, number)
+    def odd(replica: Replica, version: int) -> Saved:
+        replica.pending = (99,) if replica.island else ()
+        return save(replica, version)
 
     world._save = odd  # type: ignore[method-assign]
     world.play_until(lambda one: one.over or len(one.database[0]) == 5)
