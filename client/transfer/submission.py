@@ -16,7 +16,7 @@ from swarm.data.shards import remarks, token_dtype
 from swarm.data.tokenizer import BYTE
 from swarm.hf.companions import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import ground, look_at_model
-from swarm.job.islands import check_for_swarm
+from swarm.job.islands import check_for_swarm, outer_remarks
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.process.temporary import temporary_folder
 from swarm.text import counted
@@ -33,7 +33,8 @@ def check(spec: JobSpec, say: Callable[[str], object] = lambda line: None) -> tu
     spec = ground(spec)
     corpus = open_corpus(spec)
     # For its checks only: "auto" is resolved by the scheduler, which knows the peers.
-    for line in (*look_at_model(corpus.resolve(spec)), *corpus.remarks(spec)):
+    resolved = corpus.resolve(spec)
+    for line in (*look_at_model(resolved), *outer_remarks(resolved), *corpus.remarks(spec)):
         say(line)
     return spec, corpus
 

@@ -31,6 +31,15 @@ def outer_text(spec: JobSpec) -> str:
     )
 
 
+def outer_remarks(spec: JobSpec) -> tuple[str, ...]:
+    """A line if a period of a resolved job with outer steps is longer than the job."""
+    every, steps = spec.outer.every_steps, spec.training.steps
+    if not spec.has_outer_steps or every == "auto" or every <= steps:
+        return ()
+    what = "the model" if spec.outer.fragments == 1 else "a part of the model"
+    return (f"outer.every_steps = {every} is more than training.steps = {steps}: {what} is exchanged at the end only",)
+
+
 def island_spec(spec: JobSpec) -> JobSpec:
     """The job as one of its islands trains it: with its share of the global batch. One island's share is all of it.
 

@@ -304,9 +304,7 @@ def check_islands(spec: JobSpec) -> None:
         if count > 1:
             raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco", "streaming" or "gaia": set it')
         if spec.islands.shares == "speed":
-            raise ValueError(
-                f'islands.shares = "speed" needs averaging.mode = "diloco", "streaming" or "gaia", not "{mode}"'
-            )
+            raise ValueError('islands.shares = "speed" needs averaging.mode = "diloco", "streaming" or "gaia": set it')
         if outer != OuterSection():
             raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set mode = "diloco"')
         return

@@ -21,7 +21,7 @@ with quiet_start():
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, look_at_model
     from swarm.job.changes import places_of, with_places_of
-    from swarm.job.islands import check_speeds
+    from swarm.job.islands import check_speeds, outer_remarks
     from swarm.job.outer_log import Entry, read
     from swarm.job.spec import load_job
     from swarm.process.lifecycle import fail
@@ -83,7 +83,7 @@ def train_local(
     job = ground(load_job(file, overrides or ()))
     corpus = open_corpus(job)
     spec = corpus.resolve(job)
-    for line in (*look_at_model(spec), *corpus.remarks(job)):
+    for line in (*look_at_model(spec), *outer_remarks(spec), *corpus.remarks(job)):
         print(line, file=sys.stderr, flush=True)
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)

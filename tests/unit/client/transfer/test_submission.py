@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from client.records import Peer
-from client.transfer.submission import slow_text
+from client.transfer.submission import check, slow_text
+from tests.support.islands import diloco
 
 
 def test_who_chooses_bfloat16_for_cpus_without_it_is_warned_before_the_job_starts() -> None:
@@ -12,3 +15,15 @@ def test_who_chooses_bfloat16_for_cpus_without_it_is_warned_before_the_job_start
     assert slow_text("bfloat16", [slow, fast]).startswith("1 of 2 stage servers have no bfloat16 instructions")
     assert slow_text("bfloat16", [fast]) == ""
     assert slow_text("bfloat16", [fast, Peer(id="c", state="gone", slow_bfloat16=True)]) == ""
+
+
+def test_who_lets_islands_exchange_less_often_than_once_is_warned(tmp_path: Path) -> None:
+    """Such a job trained as many models as it had islands, and averaged them once, at its end."""
+    (tmp_path / "text.txt").write_text("islands exchange what they have learned\n" * 200)
+    spec = diloco(tmp_path / "text.txt", outer__every_steps=9, training__steps=8)
+    told: list[str] = []
+    check(spec, told.append)
+    assert told[:1] == ["outer.every_steps = 9 is more than training.steps = 8: the model is exchanged at the end only"]
+    told.clear()
+    check(diloco(tmp_path / "text.txt", outer__every_steps=8, training__steps=8), told.append)
+    assert not any("outer.every_steps" in line for line in told)
