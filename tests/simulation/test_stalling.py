@@ -52,7 +52,7 @@ def test_a_job_whose_stage_is_lost_waits_and_goes_on_with_a_new_peer_bitwise(
         await scene.until(JobState.STALLED)
         seen = job.progress.steps_done
         assert f"stage server {victim} (stage {lost}) is gone: " in job.record.reason
-        assert "grace_s = 5" in job.record.reason
+        assert "--grace 5" in job.record.reason
         assert scene.sample("swarm_job_state", state="stalled") == 1.0
         await scene.until_reason("needs 1 replica more")
         assert f"goes on at step {job.start.step if job.start else None} from checkpoint step-" in job.record.reason

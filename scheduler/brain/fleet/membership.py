@@ -342,17 +342,19 @@ class Membership:
                     del self._peers[name]
             elif known.state is PeerState.SUSPECT:
                 if now_s - known.since_s >= self.grace_s and not self._may_be_late(known, fellows_of(known), now_s):
-                    reason = f"{known.reason}; not heard for {silence_s:.1f} s (grace_s = {self.grace_s:g})"
-                    transitions += self._happen(known, Happening.GRACE_OVER, reason, now_s)
+                    told = f"{known.reason}; not heard for {silence_s:.1f} s (swarm scheduler --grace {self.grace_s:g})"
+                    transitions += self._happen(known, Happening.GRACE_OVER, told, now_s)
             elif silence_s >= self._suspect_after_s:
                 transitions += self._happen(known, Happening.LOST_SIGHT, f"silent for {silence_s:.1f} s", now_s)
         return transitions
 
     def _may_be_late(self, known: Peer, fellows: Fellows, now_s: float) -> bool:
-        """Whether a suspect stays one after its grace: its whole island is silent, or was until less than that ago."""
+        """Whether a suspect stays one after its grace: its whole island is silent, or was until less than that ago. Not
+        one that is to leave."""
         held = [fellow for peer in fellows.peers if (fellow := self._peers.get(peer)) is not None]
         back_s = [fellow.since_s for fellow in held if fellow.state not in (PeerState.SUSPECT, PeerState.GONE)]
-        return now_s < (min(back_s) + self.grace_s if back_s else known.heard_s + fellows.silence_s)
+        until_s = min([known.heard_s + fellows.silence_s, *(since_s + self.grace_s for since_s in back_s)])
+        return not known.leaving and now_s < until_s
 
     def stood_still(self, seconds: float, now_s: float) -> None:
         """The scheduler itself did not run for a while (SIGSTOP, a machine at its limit): no peer was silent."""

@@ -190,6 +190,24 @@ def test_whoever_of_a_silent_island_is_heard_last_has_the_grace_from_the_first()
     assert gone(members.tick(50.0, fellows_of)) == ["c"]
 
 
+def test_a_silent_peer_is_gone_in_the_end_though_one_of_its_island_dials_again_and_again() -> None:
+    """Each new session of the other gave it the grace anew, for ever."""
+    members, fellows_of = island("a", "b")
+    for now_s in range(1, 61):
+        members.disconnected(PeerId("b"), 1, float(now_s))
+        members.hello(hello("b"), float(now_s))
+        assert gone(members.tick(float(now_s), fellows_of)) == (["a"] if now_s == 60 else [])
+
+
+def test_a_silent_island_is_not_waited_for_any_more_once_it_is_to_leave() -> None:
+    """`swarm peers drain` of stage servers that were dead took effect after `limits.no_progress_s`."""
+    members, fellows_of = island("a", "b")
+    members.tick(3.0, fellows_of)
+    members.leaving(PeerId("a"), 5.0)
+    assert gone(members.tick(12.9, fellows_of)) == []
+    assert gone(members.tick(13.0, fellows_of)) == ["a"]
+
+
 def test_an_island_whose_process_has_ended_or_that_may_not_be_late_any_more_does_not_wait() -> None:
     members, fellows_of = island("a", "b")
     members.disconnected(A, 1, 1.0)
