@@ -105,6 +105,20 @@ def test_a_job_stalls_at_once_if_those_who_made_an_exchange_are_lost_and_a_late_
     assert end.reason.endswith(" are lost, and no other has it yet")
 
 
+def test_a_job_of_which_all_islands_are_silent_waits_for_stage_servers() -> None:
+    """It stood still as if it were at fault, and failed the third time that the scheduler was cut off from all."""
+    world = begun_world(Shape(steps=40, patience=0.1, silence_s=60.0))
+    world.play_until(lambda one: len(one.made) > 1)
+    for peer in sorted(world.replicas):
+        assert world.brain.fellows_of(peer).silence_s == 60.0
+        world.tell(inputs.PeerSuspect(peer, "silent for 2.5 s"))
+    world.tell(inputs.Stuck(60.0))
+    end = world.decided[-1]
+    assert isinstance(end, outputs.Stopped)
+    assert (end.state, end.error_code) == (JobState.STALLED, ""), "no standstill, which counts"
+    assert end.reason == "no stage server is heard; no step was committed for 60 s"
+
+
 def test_what_a_lost_island_still_says_is_refused() -> None:
     """A replica that was cut off comes back with steps of its own: they have no place any more."""
     world = with_a_loss(Shape(replicas=1))

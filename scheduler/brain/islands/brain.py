@@ -453,9 +453,12 @@ class IslandsBrain:
         """Nothing has moved for long: stop waiting for guests, evict islands, save anew, or end the job."""
         if told := self._guests.waited_in_vain(happened.for_s, now_s):
             return [Note("warning", told)]
+        of, stages = self._roster.at_work().values(), range(len(self.settings.split))
+        if not any(brain.present(stage) for brain in of for stage in stages):
+            return self._end_by_loss(f"no stage server is heard; no step was committed for {happened.for_s:g} s", now_s)
         if found := islands_to_evict(self._roster, self._outer, happened.for_s, now_s):
             return self._give_up(found, happened.for_s, now_s)
-        if all(brain.saves_only for brain in self._roster.at_work().values()):
+        if all(brain.saves_only for brain in of):
             owing = [number for number, brain in self._roster.at_work().items() if brain.owing()]
             return self._tell((owing or [self._checkpoints.first])[0], happened, now_s)
         end = stuck(self.settings.job, happened.for_s, self.waiting_for(), self.settings.on_stall, self._told_to_stop)
@@ -550,10 +553,13 @@ class IslandsBrain:
         if island == self._evaluator:
             self._evaluator = min(self.present)
             decided += self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
-        if (gone := self._outer.gone()) and not self.is_over:
-            end = stopped_by_loss(gone, self.settings.on_stall, self._told_to_stop)
-            decided += self._end(end or Fail(PeerUnavailable.code, gone, LOST_HINT), gone, now_s)
-        return decided
+        return [*decided, *self._end_by_loss(gone, now_s)] if (gone := self._outer.gone()) else decided
+
+    def _end_by_loss(self, told: str, now_s: float) -> list[Output]:
+        if self.is_over:
+            return []
+        end = stopped_by_loss(told, self.settings.on_stall, self._told_to_stop)
+        return self._end(end or Fail(PeerUnavailable.code, told, LOST_HINT), told, now_s)
 
     def _divide(self, exchanged: outputs.Exchanged, now_s: float) -> list[Output]:
         """Let lost islands begin anew after an exchange, if others can spare replicas for every stage."""
