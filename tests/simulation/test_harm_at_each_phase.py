@@ -277,6 +277,27 @@ def test_an_island_may_be_silent_for_longer_than_the_grace_only_beside_another()
     assert world.brain.fellows_of(peer) == NO_FELLOWS
 
 
+@pytest.mark.parametrize(("least", "exchanges_before"), [(1, 0), (2, 2), (1, 3)], ids=["first", "all", "late"])
+def test_an_exchange_that_cannot_be_made_without_a_silent_island_waits_for_it(
+    least: int, exchanges_before: int
+) -> None:
+    """The first of a start, any that needs all islands, and the one behind that for which the island was late."""
+    shape = replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S, least=least)
+    world = Phased(shape, 0)
+    world.play_until(lambda one: all(one.database[island] for island in range(2)))
+    world.play_until(lambda one: len(one.made) >= min(2, exchanges_before) and (not one.made or all_have_merged(one)))
+    world.harm(Harmed(of(world, 1), math.inf))
+    world.play_until(
+        lambda one: len(one.made) == exchanges_before and one.brain._roster.islands[0].outer_step is not None
+    )
+    at_s = world.now_s
+    assert world.brain.fellows_of(min(of(world, 1))).silence_s == STILL_S
+    world.play_until(lambda one: one.over or one.brain.present == (0,))
+    assert len(world.made) == exchanges_before
+    assert STILL_S - 5.0 < world.now_s - at_s < STILL_S + 5.0
+    assert world.over == (least == 2), "the job stalls"
+
+
 def test_the_closing_exchanges_do_not_wait_for_each_other_where_all_islands_are_in_them() -> None:
     world = Phased(SHAPES["streaming, 2 islands, waits"], 0)
     world.play_until(lambda one: bool(one.made) and one.made[-1].whole)
