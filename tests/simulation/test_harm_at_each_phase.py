@@ -216,6 +216,11 @@ def test_harm_in_any_phase_costs_time_only(harm: str, phase: str, name: str) -> 
         assert named == [shape.islands] * len(named), "none was lost"
 
 
+def test_the_next_exchange_waits_for_an_island_that_hangs_while_it_merges() -> None:
+    """Made without it, the next one leaves nobody who has what the island still has to merge."""
+    test_harm_in_any_phase_costs_time_only("frozen", "first merge", "diloco, 2 islands, late")
+
+
 def test_behind_a_restart_no_island_evaluates_that_is_late() -> None:
     """It holds other weights than the outer ones; whoever evaluates first is heard."""
     shape = SHAPES["diloco, 2 islands, late"]
@@ -296,6 +301,21 @@ def test_an_exchange_that_cannot_be_made_without_a_silent_island_waits_for_it(
     assert len(world.made) == exchanges_before
     assert STILL_S - 5.0 < world.now_s - at_s < STILL_S + 5.0
     assert world.over == (least == 2), "the job stalls"
+
+
+@pytest.mark.parametrize(("guests", "late"), [(0, [1]), (1, [])])
+def test_an_exchange_has_no_patience_while_a_guest_waits_to_fetch_the_state(guests: int, late: list[int]) -> None:
+    """It may fetch in front of an exchange to which all islands have come, and each may be late in its turn."""
+    shape = replace(SHAPES["diloco, 2 islands, late"], steps=40)
+    world = Phased(shape, 0, {f"i{i}-s{stage}-{n}": "lyon" for i in range(2) for stage in range(2) for n in range(2)})
+    world.play_until(lambda one: all(one.database[island] for island in range(2)))
+    world.play_until(lambda one: len(one.made) > 1 and all_have_merged(one))
+    for _ in range(guests):
+        assert world.arrive("berlin")
+    made = len(world.made)
+    world.harm(Harmed(of(world, 1), world.now_s + AWAY_S))
+    world.play_until(lambda one: len(one.made) > made)
+    assert [timeline % 2 for timeline in world.made[-1].late] == late
 
 
 def test_the_closing_exchanges_do_not_wait_for_each_other_where_all_islands_are_in_them() -> None:
