@@ -78,9 +78,9 @@ def is_first_merge(world: World) -> bool:
 
 
 def is_late_merge(world: World) -> bool:
-    """Only a late island has still to merge."""
+    """Only late islands have still to merge."""
     late = {timeline % world.shape.islands for timeline in world.made[-1].late} if world.made else set()
-    return bool(late) and merges(world) == {*range(world.shape.islands)} - late
+    return merges(world) | late == {*range(world.shape.islands)} and not late <= merges(world)
 
 
 def all_have_merged(world: World) -> bool:
