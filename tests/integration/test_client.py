@@ -37,7 +37,7 @@ from client.connection import Scheduler
 from swarm.errors import InvalidConfig, NotAllowed, NotFound, OutOfMemory, SwarmError
 from swarm.hf.model_folder import weights_sha256
 from swarm.job.resolve import Basis, resolve
-from swarm.job.spec import JobSpec, load_job, parse_job, spec_from_json
+from swarm.job.spec import JobSpec, NarrowSection, load_job, parse_job, spec_from_json
 from swarm.rpc.channel import server_options, status_of
 from swarm.types import PROTOCOL_VERSION
 from swarm.wire import jobs_pb2 as pb
@@ -718,6 +718,15 @@ def test_pull_writes_the_folder_and_names_its_weights(swarm: Any, trained: FakeJ
     assert (tmp_path / "deep/model/config.json").read_bytes() == b"{}"
     assert (tmp_path / "deep/model/model.safetensors").read_bytes() == _safetensors(**WEIGHTS)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["model"]
+
+
+def test_pull_says_how_a_model_with_narrow_places_is_loaded(swarm: Any, trained: FakeJobs) -> None:
+    _, _, plain = swarm("pull", "tiny", "plain")
+    assert "trust_remote_code" not in plain
+    narrow = RESOLVED.having("model", narrow=NarrowSection(kind="maxout", every=1))
+    trained.views[0].spec_json = narrow.model_dump_json()
+    code, _, told = swarm("pull", "tiny", "narrow")
+    assert (code, "load it in Transformers with trust_remote_code=True; other" in told) == (0, True), told
 
 
 @pytest.mark.parametrize("dtype", ["keep", "bfloat16"])

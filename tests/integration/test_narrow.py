@@ -16,6 +16,7 @@ from swarm.hf.pretrained import ground, look_at_model
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
+from swarm.model.narrow import handed_over
 from swarm.model.stage import Stage
 from swarm.reference.trainer import build_stages, save_folder, sha256_of, train_local
 from tests.support.effort import others
@@ -74,6 +75,16 @@ def test_no_cut_on_places_changes_a_bit(family: str, dtype: str, kind: str) -> N
     ]  # fmt: skip
     assert len({run.sha256 for run in runs}) == len({run.losses for run in runs}) == 1
     assert runs[0].sha256 != sha256_of(build_stages(spec_of(family, (4,), kind=kind), CPU))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_place_hands_over_what_a_cut_does(dtype: torch.dtype) -> None:
+    """Kernels may round otherwise for other strides, although the ones here gave the same bits."""
+    z, gradients = torch.randn(4, 3).t().to(dtype).requires_grad_(), list[torch.Tensor]()
+    z.register_hook(gradients.append)
+    over = handed_over(z)
+    over.sum().backward()  # its gradient has no strides
+    assert (over.dtype, over.is_contiguous(), gradients[0].is_contiguous()) == (torch.float32, True, True)
 
 
 def test_every_key_of_places_makes_another_model() -> None:
