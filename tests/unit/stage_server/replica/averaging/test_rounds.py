@@ -280,6 +280,22 @@ async def test_what_an_exchange_sent_and_received_is_counted(made: Table, monkey
 
 
 @in_simulation()
+async def test_how_many_sites_a_round_had_is_shown_until_the_next(made: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def made_at_once(*_: object) -> Mean:
+        return Mean(torch.zeros(ELEMENTS), "digest", ())
+
+    monkeypatch.setattr("stage_server.replica.averaging.rounds.run_round", made_at_once)
+    for step, groups, shown in ((0, ("lyon", "lyon", "berlin"), 2), (1, ("", "", ""), 0)):
+        command = average(step=step, others=("b", "c"))
+        members = (replace(member, group=group) for member, group in zip(command.members, groups, strict=True))
+        assert made.rounds.take(replace(command, members=tuple(members)))
+        made.rounds.sealed(step, "mine")
+        await asyncio.sleep(1.0)
+        registry = made.rounds._ports.metrics.registry
+        assert registry.get_sample_value("swarm_round_groups", {"stage": "0"}) == shown
+
+
+@in_simulation()
 async def test_a_round_that_was_given_up_is_not_reduced_again(made: Table) -> None:
     command = Recheck(0, 0, UNIT, Round(1, 1), 7, ME.peer, PeerId("b"))
     made.rounds.take(average())
