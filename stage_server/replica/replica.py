@@ -59,6 +59,7 @@ from swarm.wire.messages import Boundary, Commit, EvaluationBoundary, LoadStage,
 
 # How often to ask for what was lost between two neighbours; what has been lacking for less may be on its way.
 REPAIR_S = 2.0
+AHEAD_S = 0.002  # the way from the device to the event loop and back takes about half of it
 
 Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate | messages.Check | messages.Recount
 Stepping: TypeAlias = (
@@ -105,7 +106,9 @@ class Replica:
             patience=4 * max(1, owed_max),  # forwards and backwards of twice as many as may owe
         )
         self._ready = asyncio.Event()
-        self._begun, self._begun_max = 0, 2 if some_are_late else 1  # orders on the device
+        self._ahead_s = AHEAD_S if some_are_late else 0.0
+        self._begun, self._done_s = 0, 0.0  # orders on the device, and when it is expected to be done with them
+        self._took_s: dict[tuple[Direction, cell.Gradients], float] = {}  # the last order of each kind
         self._splitting = splitting = Splitting(owed_max)
 
         def worked(seconds: float) -> None:
@@ -364,10 +367,12 @@ class Replica:
             self._outputs.drop((microbatch, direction))
 
     async def _compute_forever(self) -> None:
-        """Hand orders to the device; where some are late, one behind that which runs, so that it never waits."""
+        """Hand orders to the device; where some are late, the next just before it is done with one: it never waits."""
+        now_s = asyncio.get_running_loop().time
         while True:
             await self._ready.wait()
-            work = self._queue.take() if self._begun < self._begun_max else None
+            is_ahead = self._begun == 1 and self._ahead_s and now_s() >= self._done_s - self._ahead_s
+            work = self._queue.take() if is_ahead or not self._begun else None
             if work is not None:
                 self._begin(work)
             elif self._begun or not await self._compute_other():
@@ -383,7 +388,12 @@ class Replica:
         except SwarmError as error:
             self._reports.fail(error)
             return
+        loop = asyncio.get_running_loop()
+        expected_s = self._took_s.get((work_now.direction, work_now.part), math.inf)
+        self._done_s = max(loop.time(), self._done_s if self._begun else 0.0) + expected_s
         self._begun += 1
+        if self._ahead_s and expected_s < math.inf:
+            loop.call_at(self._done_s - self._ahead_s, self._ready.set)
         self._ports.work.start(self._end(work_now, queued_s, made))
 
     async def _end(self, work: cell.Compute, queued_s: float, made: Awaitable[Timed[Made]]) -> None:
@@ -406,6 +416,7 @@ class Replica:
             self._hold(microbatch, side, output)
             self.links.computed(side, done.seconds)
         self._splitting.computed(work, done.seconds)
+        self._took_s[side, work.part] = done.seconds
         self._metrics.waited(self.me.stage, label, waited_s)
         self._metrics.computed(self.me.stage, label, done.seconds)
         if side is Direction.FORWARD:
