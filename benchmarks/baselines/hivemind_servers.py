@@ -86,7 +86,7 @@ class Hivemind:
     def _cpu_s(self) -> float:
         """Of all its processes: it starts several for each server, and one for the trainer."""
         started = [psutil.Process(child.pid) for child in (*self._servers, self._trainer)]
-        processes = [one for child in started for one in (child, *child.children(recursive=True))]
+        processes = [process for child in started for process in (child, *child.children(recursive=True))]
         return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 

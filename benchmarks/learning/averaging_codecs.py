@@ -65,7 +65,7 @@ def _table(found: dict[str, list[tuple[float, float]]]) -> Table:
         pairs = list(zip(ones, found["none"], strict=True))
         seconds = median(one / none for (one, _), (none, _) in pairs)
         loss = median(one / none - 1 for (_, one), (_, none) in pairs)
-        shown = (f"{median(one[at] for one in ones):.3f}" for at in (0, 1))
+        shown = (f"{median(run[at] for run in ones):.3f}" for at in (0, 1))
         table.add_row(codec, next(shown), f"{seconds:.2f}", next(shown), f"{loss:+.2%}")
     return table
 

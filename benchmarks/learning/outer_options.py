@@ -147,13 +147,13 @@ COLUMNS = ("way", "loss", "beside", "difference", "by seed, %")
 def compare(compared: Sequence[Compared], arguments: Namespace, marks: tuple[str, str]) -> None:
     """Train each with all seeds, and publish the table."""
     console, kept = Console(), Kept(arguments.save)
-    losses: dict[str, list[float]] = {one.name: [] for one in compared}
+    losses: dict[str, list[float]] = {way.name: [] for way in compared}
     for seed in range(arguments.seeds):
-        for one in compared:
+        for way in compared:
             started_s = time.perf_counter()
-            name = one.kept_as(seed, arguments.steps)
-            loss = kept.once(name, partial(one.measure, seed, arguments.steps, SOURCE))
-            losses[one.name].append(loss)
+            name = way.kept_as(seed, arguments.steps)
+            loss = kept.once(name, partial(way.measure, seed, arguments.steps, SOURCE))
+            losses[way.name].append(loss)
             console.print(f"{name}  {loss:.4f}  {time.perf_counter() - started_s:.0f} s", highlight=False)
     text = (
         f"{markdown(COLUMNS, rows(losses, compared))}\n\n{counted(ISLANDS, 'island')}, H {arguments.every}, "

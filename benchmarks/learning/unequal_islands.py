@@ -122,7 +122,7 @@ def rows(curves: Curves, pairs: Mapping[Way, str]) -> Iterator[list[str]]:
             way.name,
             f"{pairs[way]}{'' if way.outer else ' (auto)'}",
             f"{mean(lost):.3f}{spread(lost)} ({100 * (mean(lost) / base - 1):+.1f} %)",
-            " ".join(f"{one:+.1f}" for one in against),
+            " ".join(f"{percent:+.1f}" for percent in against),
             f"{took_s:.0f} ({base_s / took_s:.2f}x)",
             f"{mean(at_time(curve, end_s) for curve in found):.3f}",
         ]

@@ -72,7 +72,7 @@ def main() -> None:
     try:
         senders += [_Sender("gRPC and passes", ROOT, "--passes")] if options.passes else []
         senders += [
-            _Sender(f"gRPC {name}", Path(path)) for name, _, path in (one.partition("=") for one in options.beside)
+            _Sender(f"gRPC {name}", Path(path)) for name, _, path in (path.partition("=") for path in options.beside)
         ]
         turns = _measure_all(senders, options.seconds, options.repeats)
     finally:
@@ -81,7 +81,7 @@ def main() -> None:
     if options.output == "json":
         print(
             json.dumps(
-                {size: {name: [asdict(one) for one in ones] for name, ones in turns[size].items()} for size in turns}
+                {size: {name: [asdict(run) for run in ones] for name, ones in turns[size].items()} for size in turns}
             )
         )
     else:
@@ -139,7 +139,7 @@ def _print(found: Turns) -> None:
             pairs = list(zip(ones, plain, strict=True))
             speed = median(one.gigabytes_per_s / tcp.gigabytes_per_s for one, tcp in pairs)
             cost = median(one.cpu_s_per_gigabyte / tcp.cpu_s_per_gigabyte for one, tcp in pairs)
-            speeds, costs = [one.gigabytes_per_s for one in ones], [one.cpu_s_per_gigabyte for one in ones]
+            speeds, costs = [run.gigabytes_per_s for run in ones], [run.cpu_s_per_gigabyte for run in ones]
             cells = (size_name, name, _spread(speeds), f"{speed:.2f}", _spread(costs), f"{cost:.1f}")
             print(f"| {' | '.join(cells)} |", flush=True)
 

@@ -220,7 +220,7 @@ def table(speeds: Sequence[Speed], peak_flops_per_s: float, count: int) -> Table
         made.add_column(heading, justify="left" if heading == "way" else "right")
     for speed in speeds:
         shares = (speed.flops_per_s / peak_flops_per_s, speed.tokens_per_s / speeds[0].tokens_per_s)
-        numbers = (f"{speed.tokens_per_s:,.0f}", f"{speed.flops_per_s / 1e12:.1f}", *(f"{one:.1%}" for one in shares))
+        numbers = (f"{speed.tokens_per_s:,.0f}", f"{speed.flops_per_s / 1e12:.1f}", *map("{:.1%}".format, shares))
         made.add_row(speed.way, *numbers)
     return made
 
@@ -401,7 +401,7 @@ def decoded_otherwise(device: torch.device) -> list[str]:
     other = []
     for name in codec.CODECS:
         payload = codec.encode_there(tensor, name)
-        near, there = (codec.decode_there(one, (tensor.numel(),), name) for one in (payload, payload.to(device)))
+        near, there = (codec.decode_there(data, (tensor.numel(),), name) for data in (payload, payload.to(device)))
         if not torch.equal(near, there.cpu()):
             other.append(name)
     return other

@@ -259,12 +259,12 @@ def _times(rounds: Sequence[Round], steps: int) -> Table:
     table = Table(title="where the swarm's time went, ms per step", caption="medians; device = forward + backward")
     for heading in ("process", "wall", "forward", "backward", "averaging", "device busy", "processor"):
         table.add_column(heading, justify="right")
-    for place, process in enumerate(one.process for one in rounds[0].spent):
+    for place, process in enumerate(spent.process for spent in rounds[0].spent):
         each = [round_.spent[place] for round_ in rounds]
         wall, cpu, forward, backward, averaging = (
             median(values) * 1e3 / steps for values in zip(*map(seconds_of, each), strict=True)
         )
-        busy = median((one.forward_s + one.backward_s) / one.wall_s for one in each)
+        busy = median((spent.forward_s + spent.backward_s) / spent.wall_s for spent in each)
         device = (f"{forward:.0f}", f"{backward:.0f}", f"{averaging:.1f}", f"{busy:.0%}")
         table.add_row(process, f"{wall:.0f}", *(device if forward else ("",) * 4), f"{cpu:.0f}")
     return table

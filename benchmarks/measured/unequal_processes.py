@@ -95,8 +95,8 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--speeds", type=lambda text: [float(one) for one in text.split(",")], default=[1.0, 2.0, 4.0])
-    parser.add_argument("--links", type=lambda text: [link_of(one) for one in text.split(",")], default=[])
+    parser.add_argument("--speeds", type=lambda text: [*map(float, text.split(","))], default=[1.0, 2.0, 4.0])
+    parser.add_argument("--links", type=lambda text: [*map(link_of, text.split(","))], default=[])
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--overlap", type=float, default=0.5, help="share of a step that uses weights one step old")
     parser.add_argument("--microbatches", type=int, default=0, help="of a step; 8 for each unit of speed by default")
@@ -125,11 +125,11 @@ def _hosts(options: argparse.Namespace) -> Iterator[tuple[Sequence[str], Sequenc
     count = 1 + options.stages * len(options.speeds)
     with Relay(count, seed=0) as relay:
         links = [(math.inf, 0.0), *(link for link in options.links for _ in range(options.stages))]
-        for one in range(count):
-            for other in range(one):
-                mbit = min(links[one][0], links[other][0])
-                delay_s = (links[one][1] + links[other][1]) / 2e3  # one way: half of both round trips
-                relay.between(one, other, delay_s=delay_s, bytes_per_s=mbit * 1e6 / 8.0)
+        for place in range(count):
+            for other in range(place):
+                mbit = min(links[place][0], links[other][0])
+                delay_s = (links[place][1] + links[other][1]) / 2e3  # one way: half of both round trips
+                relay.between(place, other, delay_s=delay_s, bytes_per_s=mbit * 1e6 / 8.0)
         relay.move_here(0)
         yield relay.hosts, [relay.at(host) for host in range(count)]
 

@@ -361,7 +361,7 @@ class Swarm:
         spent = [spent_between(early, late) for early, late in zip(before, after, strict=True)]
         # Old weights are not needed, and a run on a small disk should not fail for them.
         shutil.rmtree(self._data_dir / "jobs" / job / "checkpoints", ignore_errors=True)
-        cpu_s = sum(one.cpu_s for one in spent)
+        cpu_s = sum(process.cpu_s for process in spent)
         course = self._commits(job)
         found = timed(course.times_unix_s, warmup, self._tokens_per_step, cpu_s, view.loss)
         overlap = spec_from_json(self._jobs.get(job).spec_json).overlap

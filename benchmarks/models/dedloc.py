@@ -96,8 +96,8 @@ def paper_s(peers: Sequence[Link], gbit: float) -> float:
             for source in computing:
                 if source != giver:  # a sum is of the gradients of all
                     at_most(0.0, {int(sums[giver, to]): 1.0, int(gradient[source, giver]): -1.0})
-    for one in computing:
-        at_most(0.0, {pace: 1.0} | {int(sums[other, one]): -1.0 for other in range(count)})
+    for each in computing:
+        at_most(0.0, {pace: 1.0} | {int(sums[other, each]): -1.0 for other in range(count)})
     matrix = lil_matrix((len(rows), pace + 1))
     for row, terms in enumerate(rows):
         for variable, factor in terms.items():

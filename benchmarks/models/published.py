@@ -58,7 +58,7 @@ def tell(options: Namespace, figures: Sequence[Figure]) -> int:
         print(json.dumps([asdict(figure) | {"comes_out": figure.comes_out} for figure in figures]))
         return 0
     print(
-        "\n".join(["| figure | published | here | comes out |", "|---|---|---|---|", *(one.row() for one in figures)])
+        "\n".join(["| figure | published | here | comes out |", "|---|---|---|---|", *(each.row() for each in figures)])
     )
     return 0 if all(figure.comes_out for figure in figures) else 1
 

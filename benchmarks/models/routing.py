@@ -141,8 +141,8 @@ class Simulation:
                 stage,
                 tuple(
                     # Least completion adds one unit for the work at hand; this is `units` of them.
-                    ReplicaLoad(one.peer, one.outstanding + units - 1.0, self.pace.of(one.peer, self.peers[stage]))
-                    for one in self.stages[stage]
+                    ReplicaLoad(load.peer, load.outstanding + units - 1.0, self.pace.of(load.peer, self.peers[stage]))
+                    for load in self.stages[stage]
                 ),
             )
             for stage in stages

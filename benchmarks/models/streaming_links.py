@@ -99,7 +99,7 @@ def utilisation(model: Model, method: Method, bits_per_s: float) -> float:
         for behind, layer, there_s in awaited:
             if behind == step:
                 ready_s[layer] = there_s
-        awaited = [one for one in awaited if one[0] > step]
+        awaited = [exchange for exchange in awaited if exchange[0] > step]
     return period * model.step_s / (now_s - began_s)
 
 

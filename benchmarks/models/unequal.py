@@ -56,7 +56,7 @@ class Fleet:
     def play(self, overlap: int, rules: PlayRules, seed: int) -> Play:
         """The play of the fleet with so many late microbatches."""
         stages = len(self.speeds)
-        places = tuple(tuple(f"{at}.{one}" for one in range(len(pool))) for at, pool in enumerate(self.speeds))
+        places = tuple(tuple(f"{at}.{number}" for number in range(len(pool))) for at, pool in enumerate(self.speeds))
         peers = tuple(
             PoolPeer(name, "cpu", 0, "", speed, FAST_BITS_PER_S, FAST_BITS_PER_S)
             for names, pool in zip(places, self.speeds, strict=True)

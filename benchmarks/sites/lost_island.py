@@ -70,7 +70,7 @@ def play(sites: Modelled, every: int) -> Found:
     for peer in victims:
         sites.servers[peer].wait_ready()
     ready_s, carried = time.time(), carried_bytes(devices())
-    sites.until("both serve", lambda: all(sites.state_of(one) == "serving" for one in victims), WAIT_S_MAX)
+    sites.until("both serve", lambda: all(sites.state_of(victim) == "serving" for victim in victims), WAIT_S_MAX)
     state_bytes = carried_bytes(devices()) - carried
     sites.until("the island trains again", lambda: bool(set(sites.commits(job)) - before), WAIT_S_MAX)
     commits = sites.commits(job)

@@ -111,7 +111,7 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
     """The table, for people; a run with deaths also says what it kept of the tokens/s without."""
     found = []
     for run in runs:
-        calm = next(one for one in runs if one.way == run.way)
+        calm = next(other for other in runs if other.way == run.way)
         kept = "" if run is calm else f" ({run.tokens_per_s / calm.tokens_per_s:.0%})"
         deaths = f"{run.kills}, {counted(run.lost_islands, 'island')} lost" if run.lost_islands else str(run.kills)
         per_step = size(round(run.link_bytes / run.steps))
@@ -196,7 +196,9 @@ class Sites(Trial):
         averaged_spec = self.spec_of("allreduce", steps)
         averaged = train_local(averaged_spec, tokens.batches(averaged_spec), device=torch.device("cpu"))
         losses = trained.evaluations[-1].loss, averaged.evaluations[-1].loss
-        lost = sum(len(self.said(self.scheduler, f"island {one} is lost:", began_unix_s)) for one in range(len(SITES)))
+        lost = sum(
+            len(self.said(self.scheduler, f"island {island} is lost:", began_unix_s)) for island in range(len(SITES))
+        )
         self.until_free(list(self.servers))
         tokens_per_s = (counted_steps(steps, log) - first) * SEQUENCES * LENGTH / seconds
         return Run(way, kills, steps, tokens_per_s, *losses, link_bytes, lost)

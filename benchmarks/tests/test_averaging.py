@@ -18,4 +18,4 @@ def test_both_ways_take_their_turns_and_give_the_same_means() -> None:
     assert done.returncode == 0, done.stderr
     seconds = json.loads(done.stdout)["seconds"]
     assert {way: len(found) for way, found in seconds.items()} == {"gloo": 2, "ours": 2}
-    assert all(0.0 < one < 60.0 for found in seconds.values() for one in found)
+    assert all(0.0 < second < 60.0 for found in seconds.values() for second in found)

@@ -209,9 +209,9 @@ def test_the_table_has_every_aim_and_says_what_is_not_measured_yet() -> None:
 def test_results_that_name_a_commit_are_read_without_it(tmp_path: Path) -> None:
     write(tmp_path / "benchmarks.json", results())
     kept = json.loads((tmp_path / "benchmarks.json").read_text())
-    for one in kept:
-        del one["circumstances"]["uncommitted"]
-        one["circumstances"]["commit"] = "0123abc"
+    for result in kept:
+        del result["circumstances"]["uncommitted"]
+        result["circumstances"]["commit"] = "0123abc"
     (tmp_path / "benchmarks.json").write_text(json.dumps(kept))
     assert read(tmp_path / "benchmarks.json") == results()
 

@@ -31,7 +31,7 @@ def test_what_an_exchange_adds_is_told_from_the_steps() -> None:
 
 def test_the_last_island_to_come_to_an_exchange_waits_for_nobody() -> None:
     first, last = [0.0, 1.0, 2.0, 3.0, 5.5, 6.5], [0.0, 1.2, 2.4, 3.6, 5.5, 6.7]
-    found = exchanged([speed_of(one, 1, 5, {4}) for one in (first, last)])
+    found = exchanged([speed_of(run, 1, 5, {4}) for run in (first, last)])
     assert found == pytest.approx((1.5 / 6.5, 0.7 / 6.6), rel=0.01)
 
 

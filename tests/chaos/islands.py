@@ -66,7 +66,7 @@ def proves(trial: Trial, job: Job) -> tuple[Trained, tuple[OuterRecord, ...]]:
         raise Broken("the weights or the loss are not those of one process with the outer log")
     trial.microbatches += job.spec.training.steps * job.spec.training.microbatches
     trial.clean()
-    return expected, tuple(one for one in log if isinstance(one, OuterRecord))
+    return expected, tuple(record for record in log if isinstance(record, OuterRecord))
 
 
 def an_island_is_killed_whole(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:

@@ -187,9 +187,9 @@ class Relay:
 
     def everywhere(self, **changes: Any) -> None:
         """The same between all."""
-        for one in range(len(self.hosts)):
-            for other in range(one):
-                self.between(one, other, **changes)
+        for host in range(len(self.hosts)):
+            for other in range(host):
+                self.between(host, other, **changes)
 
     def access(self, host: int, up_bytes_per_s: float, down_bytes_per_s: float) -> None:
         """Bound what a host can send and receive, all its links together; 0: as fast as it goes."""

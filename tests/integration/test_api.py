@@ -86,7 +86,7 @@ def test_a_job_is_submitted_watched_resumed_and_fetched_from_python(tmp_path: Pa
 
         long = {"name": "long", "data.source": source, "training.steps": 100_000, "checkpoint.every_steps": 0}
         other = client.submit(JOB, changes=long)
-        next(one for one in client.watch(other) if one.step >= 2)
+        next(view for view in client.watch(other) if view.step >= 2)
         client.cancel(other)
         with pytest.raises(JobEnded):
             client.wait(other)
@@ -128,7 +128,7 @@ def test_the_doctor_finds_what_is_wrong_with_a_swarm(tmp_path: Path, capfd: pyte
         (tmp_path / "bad.toml").write_text("[model]\n")
         code, found = doctor(cluster.address, "--bundle", str(tmp_path / "bundle.zip"))
         assert code == 0, found
-        texts = {check: " ".join(one["text"] for one in some) for check, some in found.items()}
+        texts = {check: " ".join(finding["text"] for finding in some) for check, some in found.items()}
         assert "1 of 1 are idle or at work" in texts["stage servers"]
         assert "this machine reaches 1 of 1" in texts["way to stage servers"]
         assert "its database takes writes" in texts["scheduler"]
@@ -140,11 +140,11 @@ def test_the_doctor_finds_what_is_wrong_with_a_swarm(tmp_path: Path, capfd: pyte
             assert json.loads(bundle.read("peers.json"))[0]["id"] == peer
         code, found = doctor(cluster.address, "--job", str(tmp_path / "bad.toml"), "--broker", "mqtt://127.0.0.1:1")
         assert code == 1
-        failing = {check for check, some in found.items() if any(one["verdict"] == "failed" for one in some)}
+        failing = {check for check, some in found.items() if any(finding["verdict"] == "failed" for finding in some)}
         assert failing == {"job file", "broker"}
         cluster.servers[peer].kill(signal.SIGSTOP)
         deadline_s = time.monotonic() + 600
-        while not any(one["verdict"] == "warning" for one in doctor(cluster.address)[1]["stage servers"]):
+        while not any(check["verdict"] == "warning" for check in doctor(cluster.address)[1]["stage servers"]):
             assert time.monotonic() < deadline_s
         cluster.servers[peer].kill(signal.SIGCONT)
     code, found = doctor(cluster.address)

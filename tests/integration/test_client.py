@@ -883,7 +883,7 @@ def test_removing_wants_a_yes_where_nobody_can_be_asked(swarm: Any, fake: FakeJo
     assert "--yes" in err
     assert not fake.asked["Remove"]
     assert swarm("rm", "tiny-1a2b3c", "-y")[0] == 0
-    assert [one.job for one in fake.asked["Remove"]] == ["tiny-1a2b3c"]
+    assert [request.job for request in fake.asked["Remove"]] == ["tiny-1a2b3c"]
 
 
 def test_help_lists_the_verbs_in_groups_before_the_flags(swarm: Any) -> None:

@@ -88,7 +88,7 @@ def test_a_stage_server_is_explained_and_drained_by_command(tmp_path: Path, capf
         cluster.servers[str(third.wait_ready()["peer"])] = third
         code, data, said = swarm("peers", "drain", second, "--drain-timeout", "100")
         assert code == 0, said
-        assert [(one["state"], one["job"]) for one in swarm("peers")[1]].count(("draining", None)) == 2
+        assert [(view["state"], view["job"]) for view in swarm("peers")[1]].count(("draining", None)) == 2
         assert swarm("status", job.id)[1]["state"] == "running"
         cluster.servers[first].kill()
         cluster.servers[first].child.wait(timeout=60)

@@ -114,9 +114,9 @@ def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, resta
             cluster.restart_scheduler()
         log = succeeds_as_one_process(cluster, job.id, tmp_path, spec, tokens)
     assert "stalled" not in (tmp_path / "scheduler.log").read_text(), "it was not taken back"
-    exchanges = [one for one in log if isinstance(one, OuterRecord)]
+    exchanges = [record for record in log if isinstance(record, OuterRecord)]
     assert exchanges[0].islands == (0,)
-    assert [one.begins for one in exchanges if one.begins] == [{1: 0}]
+    assert [exchange.begins for exchange in exchanges if exchange.begins] == [{1: 0}]
     assert exchanges[-1].after_step < 60, "both islands are there in the end"
 
 
@@ -144,8 +144,8 @@ def test_a_job_that_lost_all_its_islands_goes_on_with_the_one_that_comes_back_bi
         assert run(["islands", job.id, "--scheduler", cluster.address]) == 0
         assert "no stage servers were there for it when the job went on" in " ".join(capsys.readouterr().out.split())
         log = succeeds_as_one_process(cluster, job.id, tmp_path, spec, tokens)
-    behind = [one for one in log if isinstance(one, OuterRecord) and one.after_step > back_to]
-    assert [(one.islands, one.begins) for one in behind] == [((0,), {})] * (12 - back_to // 4)
+    behind = [record for record in log if isinstance(record, OuterRecord) and record.after_step > back_to]
+    assert [(exchange.islands, exchange.begins) for exchange in behind] == [((0,), {})] * (12 - back_to // 4)
 
 
 def view_of(cluster: Cluster, job: str) -> Any:
@@ -176,6 +176,6 @@ def test_a_slow_island_trains_less_of_each_step_bitwise(tmp_path: Path) -> None:
         peer = next(server for server in cluster.servers if server in placed_in(tmp_path, 1))
         write_harm(tmp_path / f"server-{list(cluster.servers).index(peer)}", slow=8.0)
         log = succeeds_as_one_process(cluster, job.id, tmp_path, spec, tokens)
-    cuts = [one for one in log if isinstance(one, Cut)]
-    sizes = [{island: sum(end - first for first, end in of) for island, of in one.leases.items()} for one in cuts]
+    cuts = [record for record in log if isinstance(record, Cut)]
+    sizes = [{island: sum(end - first for first, end in of) for island, of in cut.leases.items()} for cut in cuts]
     assert any(of[0] > of[1] for of in sizes), cuts

@@ -142,7 +142,7 @@ async def test_who_follows_a_log_has_each_line_once_although_others_needed_the_p
         await all_have("0", "eve-1", "eve-2")
         tasks.append(asyncio.create_task(asyncio.to_thread(follow, ANN, "ann")))
         number = 0
-        while not any("waited 30 s" in one for one in said):
+        while not any("waited 30 s" in line for line in said):
             service.says(str(number := number + 1))
             await asyncio.sleep(0.02)
         for _ in range(20):  # also while one of them has no place
@@ -151,7 +151,7 @@ async def test_who_follows_a_log_has_each_line_once_although_others_needed_the_p
         service.stores.logs.close(JOB)
         await asyncio.gather(*tasks)
     for name, lines in seen.items():
-        assert lines == [str(one) for one in range(number + 1)], name
+        assert lines == [str(line) for line in range(number + 1)], name
 
 
 async def test_a_caller_who_does_not_read_holds_no_place_against_others(

@@ -65,9 +65,9 @@ async def test_links_live_while_the_line_of_their_relay_carries_bulk_and_a_new_o
     """Eight links began at a relay behind 1 Mbit/s. Three seconds of tensors lay before its pings, which may take two:
     all connections of the relay broke at once, and again as soon as they were made."""
     async with behind_a_slow_relay() as (relay, line, at, there):
-        begun = [asyncio.create_task(one) for one in (send(at, "a"), pull(at, "b"), send(at, "c"), pull(at, "d"))]
+        begun = [asyncio.create_task(move) for move in (send(at, "a"), pull(at, "b"), send(at, "c"), pull(at, "d"))]
         await until(lambda: line.carried_bytes > SIZE_BYTES)
-        assert not any(one.done() for one in begun)
+        assert not any(task.done() for task in begun)
         await asyncio.gather(*begun, send(at, "e"))
         assert len(there.receiver.got) == 3
         assert line.connections == 1 + 2 * 5, "a connection broke"

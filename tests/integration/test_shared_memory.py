@@ -193,9 +193,9 @@ async def test_a_link_that_breaks_takes_its_memory_along(receiver: Receiver) -> 
         ]
         await receiver.arrived.wait()
         old.cut()
-        for one in sending:
+        for sent in sending:
             with pytest.raises(PeerUnavailable):
-                await one
+                await sent
         receiver.gate.set()
         new = await introduced(links, address)
         assert new is not old

@@ -56,16 +56,16 @@ def nonsense(kind: Descriptor, room_bytes: int = ROOM_BYTES) -> Iterator[tuple[s
     for text in texts[:1]:
         yield f"a long {text.name}", field(text.number, b"a" * (room_bytes - 16))
         yield f"many times {text.name}", filled(field(text.number, b""))
-    for one in kind.fields:
-        if one.message_type is None:
+    for each in kind.fields:
+        if each.message_type is None:
             continue
-        if one.message_type.GetOptions().map_entry:
-            keys = (field(one.number, field(1, b"%06x" % at)) for at in range(room_bytes // 11))
-            yield f"a table {one.name}", b"".join(keys)
+        if each.message_type.GetOptions().map_entry:
+            keys = (field(each.number, field(1, b"%06x" % at)) for at in range(room_bytes // 11))
+            yield f"a table {each.name}", b"".join(keys)
         else:
-            yield f"nothing but {one.name}", filled(field(one.number, b""))
-            for what, content in nonsense(one.message_type, room_bytes - 16) if room_bytes == ROOM_BYTES else ():
-                yield f"{one.name}: {what}", field(one.number, content)
+            yield f"nothing but {each.name}", filled(field(each.number, b""))
+            for what, content in nonsense(each.message_type, room_bytes - 16) if room_bytes == ROOM_BYTES else ():
+                yield f"{each.name}: {what}", field(each.number, content)
 
 
 def answered(
@@ -183,7 +183,7 @@ def spec_json(steps: int) -> str:
 
 
 def longest_submit() -> bytes:
-    shard, blob = (hashlib.sha256(one).hexdigest() for one in (TOKENS, BLOB))
+    shard, blob = (hashlib.sha256(content).hexdigest() for content in (TOKENS, BLOB))
     request = jobs_pb2.SubmitRequest(
         spec_json=spec_json(1000),
         shards=[jobs_pb2.Shard(sha256=shard)] * SHARDS_MAX,

@@ -73,8 +73,8 @@ def test_every_hop_is_done_expired_forgotten_or_watched(seed: int) -> None:
             assert bool(late) == (due_s is not None and due_s <= now_s)
             expected = {hop for hop, at_s in began.items() if now_s - at_s >= limits[(hop.stage, hop.direction)]}
             assert {replica.hop for replica in late} == expected
-            for one in late:
-                assert one.waited_s >= one.deadline_s >= 0.5
-                told.add(one.hop)
-                del began[one.hop]
+            for timer in late:
+                assert timer.waited_s >= timer.deadline_s >= 0.5
+                told.add(timer.hop)
+                del began[timer.hop]
         assert deadlines.watched() == sorted(began)

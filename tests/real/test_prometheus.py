@@ -122,7 +122,7 @@ def test_prometheus_finds_the_fleet_and_answers_tokens_per_second(fleet: Fleet, 
 
 def test_prometheus_answers_every_expression_of_the_dashboard(fleet: Fleet, prometheus: Prometheus) -> None:
     panels = json.loads((DEPLOY / "grafana" / "swarm.json").read_text())["panels"]
-    expressions = [one["expr"].replace("$job_id", ".*") for panel in panels for one in panel.get("targets", ())]
+    expressions = [target["expr"].replace("$job_id", ".*") for panel in panels for target in panel.get("targets", ())]
     assert len(expressions) > 40
 
     def without_data() -> list[str]:
@@ -147,15 +147,15 @@ def test_a_collector_receives_the_spans_of_a_microbatch_in_order(fleet: Fleet, c
         return [span for span in collector.spans if span.name == "microbatch" and span.trace_id not in again]
 
     until("microbatches arrive", lambda: len(whole()) > 20)
-    for one in whole()[:20]:
-        inside = [part for part in collector.spans if part.parent_span_id == one.span_id]
+    for each in whole()[:20]:
+        inside = [part for part in collector.spans if part.parent_span_id == each.span_id]
         ended = sorted(inside, key=lambda part: part.end_time_unix_nano)
         names = [part.name.partition(" ")[0] for part in ended if not part.name.startswith("boundary")]
         others = [name for name in names if name != "average"]  # a stage may average while the one before it computes
         assert others == ["route", "forward", "forward", "backward", "backward", "row", "commit", "commit"]
         assert names.index("average") > names.index("backward")
         assert names[-4:] == ["average", "row", "commit", "commit"]
-        assert one.end_time_unix_nano - one.start_time_unix_nano < 60e9
+        assert each.end_time_unix_nano - each.start_time_unix_nano < 60e9
     assert any(part.name == "boundary forward" for part in collector.spans)
 
 

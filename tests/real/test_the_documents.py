@@ -56,7 +56,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 def steps(reader: Reader, job: str) -> list[int]:
     """The steps at which the job has checkpoints."""
     found = json.loads(reader.also(f"swarm checkpoints {job} -o json"))["data"]
-    return [int(one["step"]) for one in found]
+    return [int(checkpoint["step"]) for checkpoint in found]
 
 
 def first_peer(reader: Reader) -> str:
@@ -420,16 +420,16 @@ def test_no_other_page_has_commands_that_nobody_types() -> None:
     walked = set(re.findall(r'reader\.opens\("(.*)"\)', Path(__file__).read_text()))
     typed = {command for document in walked for command in commands_of((ROOT / document).read_text())}
     left = {
-        document: [one for one in commands_of((ROOT / document).read_text()) if one not in typed and not _reason(one)]
-        for document in DOCUMENTS
-        if document not in walked
+        page: [line for line in commands_of((ROOT / page).read_text()) if line not in typed and not _reason(line)]
+        for page in DOCUMENTS
+        if page not in walked
     }
     assert {document: commands for document, commands in left.items() if commands} == {}
 
 
 def test_each_reason_is_that_of_a_command() -> None:
-    all_ = {one for document in DOCUMENTS for one in commands_of((ROOT / document).read_text())}
-    assert [pattern for pattern in LEFT_OUT if not any(re.fullmatch(pattern, one) for one in all_)] == []
+    all_ = {line for document in DOCUMENTS for line in commands_of((ROOT / document).read_text())}
+    assert [pattern for pattern in LEFT_OUT if not any(re.fullmatch(pattern, line) for line in all_)] == []
     named = {name for reason in LEFT_OUT.values() for name in re.findall(r"tests/[\w./]+", reason)}
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 

@@ -220,15 +220,15 @@ def test_nobody_learns_of_or_uses_what_others_have_uploaded(people: People) -> N
         assert missing(ann, [shard]) == []
         assert missing(carl, [shard, nothing]) == [shard, nothing]
         told = []
-        for one in (shard, nothing):
+        for upload in (shard, nothing):
             for path in ("shard", "model/tokenizer.json", "model/model.safetensors", "manifest.json"):
                 asked = pb.SubmitRequest()
                 asked.CopyFrom(request)
                 if path == "shard":
-                    asked.shards.append(one)
+                    asked.shards.append(upload)
                 else:
-                    asked.files.append(pb.JobFile(path=path, sha256=one.sha256, size_bytes=one.size_bytes))
-                told.append(outcome(lambda asked=asked: carl.submit(asked)).replace(one.sha256, "HASH"))  # type: ignore[misc]
+                    asked.files.append(pb.JobFile(path=path, sha256=upload.sha256, size_bytes=upload.size_bytes))
+                told.append(outcome(lambda asked=asked: carl.submit(asked)).replace(upload.sha256, "HASH"))  # type: ignore[misc]
         assert told[:4] == told[4:]
         assert told[0].startswith(InvalidData.code)
         carl.put_shard(shard, lambda start: [content[start:]])
@@ -242,7 +242,7 @@ def test_jobs_are_removed_by_their_owner_once_they_have_ended(
         capfd.readouterr()
         code = run([*words, "--scheduler", people.cluster.address, "-o", "json", "-q"])
         told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-        return code, [one.get("data", one.get("error")) for one in told]
+        return code, [answer.get("data", answer.get("error")) for answer in told]
 
     people.send("carl")
     jobs = [people.submit("carl", job=f"old-{number}") for number in range(3)]
@@ -261,8 +261,8 @@ def test_jobs_are_removed_by_their_owner_once_they_have_ended(
         assert [folder.exists() for folder in folders] == [False, True, True]
         cancel(carl, jobs[2])
     code, told = swarm("rm", jobs[2], jobs[1], "none", "--yes")
-    assert (code, [one.get("code") for one in told[:1]]) == (7, [NotFound.code])
-    assert [one["id"] for one in told[1]] == [jobs[2], jobs[1]]
+    assert (code, [error.get("code") for error in told[:1]]) == (7, [NotFound.code])
+    assert [view["id"] for view in told[1]] == [jobs[2], jobs[1]]
     assert not any(folder.exists() for folder in folders)
     assert swarm("gc", "--dry-run") == (0, [[]])
     until(

@@ -61,9 +61,9 @@ def test_processes_keep_the_secrets_that_they_were_given(
         assert run(["identity", "ls", "-o", "json", *at]) == 0
         shown = "".join(capfd.readouterr()).encode()
         assert joined["peer"].encode() in shown
-        for one in (ready, joined):
-            shown += json.dumps(one).encode()
-            shown += urllib.request.urlopen(f"http://{one['http']}/metrics", timeout=60).read()
+        for said in (ready, joined):
+            shown += json.dumps(said).encode()
+            shown += urllib.request.urlopen(f"http://{said['http']}/metrics", timeout=60).read()
         public = [tmp_path / "scheduler.log", tmp_path / "server.log", *(tmp_path / "scheduler").glob("*.*")]
         shown += b"".join([*command_lines(), *(path.read_bytes() for path in public)])
         assert b"token " in shown, "the audit log is among it"

@@ -122,7 +122,7 @@ def test_a_person_joins_with_a_token_and_may_do_what_the_role_says(
 
 def test_a_token_is_revoked_and_one_that_is_too_old_is_none(cluster: Cluster, swarm: Swarm, tmp_path: Path) -> None:
     made = swarm("token", "create", "--role", "submitter", "--uses", "5", "--name", "ci-*")[1]
-    assert [one["id"] for one in swarm("token", "ls")[1]] == [made["id"]]
+    assert [token["id"] for token in swarm("token", "ls")[1]] == [made["id"]]
     code, error = swarm("login", "--join", made["line"], "--name", "laptop", profiles=tmp_path)
     assert (code, error["code"]) == (5, "E0501")
     assert 'for names like "ci-*"' in error["message"]
@@ -155,7 +155,7 @@ def test_a_stage_server_joins_once_with_a_token_and_comes_back_without(
     assert process.child.wait(timeout=60) == 5
     assert "E0504" in process.log.read_text()
     process.stop()
-    assert [one.reason for one in cluster.peers() if one.id == peer] == ["it was revoked: stolen"]
+    assert [view.reason for view in cluster.peers() if view.id == peer] == ["it was revoked: stolen"]
 
     newer = swarm("token", "create", "--role", "stage-server")[1]["line"]
     process = Process.start(tmp_path / "server.log", "stage_server", "--join", newer, *flags)
@@ -219,12 +219,12 @@ def test_no_key_and_no_secret_is_told_or_readable(cluster: Cluster, swarm: Swarm
     assert swarm("audit", log, "--verify")[0] == 2
     until("a thread has written it", lambda: swarm("audit", log, "--actor", "viewer/curious")[1])
     shown = swarm("audit", log, "--actor", "viewer/curious")[1]
-    assert [one["action"] for one in shown] == ["ListTokens"]
+    assert [record["action"] for record in shown] == ["ListTokens"]
     told = [
         json.loads(line) for name in ("audit", "admin") for line in (data / f"{name}.jsonl").read_text().splitlines()
     ]
-    assert {"CreateToken", "RevokeMember"} <= {one["action"] for one in told if one["result"] == "allowed"}
-    assert any(one["result"].startswith("E0503") for one in told)
+    assert {"CreateToken", "RevokeMember"} <= {record["action"] for record in told if record["result"] == "allowed"}
+    assert any(record["result"].startswith("E0503") for record in told)
     assert swarm("audit", str(tmp_path / "none"))[0] == 3
 
 
@@ -242,7 +242,7 @@ def test_a_scheduler_with_insecure_says_so_and_is_found_only_by_those_who_ask_fo
 async def revoke_in_the_midst(cluster: Cluster, peer: str, job: str) -> None:
     """Revoke a stage server that has a stream open to another replica of its stage, and has pulled the state there."""
     (stage,) = (stage for stage in cluster.job(job).stages if peer in stage.peers)
-    (address,) = (one.address for one in cluster.peers() if one.id in stage.peers and one.id != peer)
+    (address,) = (view.address for view in cluster.peers() if view.id in stage.peers and view.id != peer)
     identity = Identity.load(cluster.folder / "server-0" / "pki")
     assert identity is not None
     now = time.time()

@@ -77,7 +77,7 @@ def test_a_pause_waits_for_what_a_late_island_owes_where_fragments_stream() -> N
     world.stop()
     world.finish()
     assert faults(world.history, shape) == []
-    assert [one.step for one in exchanges(world.history).values() if one.step > late and one.whole] == [late + 8]
+    assert [made.step for made in exchanges(world.history).values() if made.step > late and made.whole] == [late + 8]
 
 
 # Otherwise the first claim would be about nothing --------------------------------------------------------------------
@@ -97,7 +97,7 @@ def epochs(history: History) -> set[int]:
 
 
 def cuts(history: History) -> list[Cut]:
-    return [one.cut for one in history if isinstance(one, Rows) and one.cut is not None]
+    return [item.cut for item in history if isinstance(item, Rows) and item.cut is not None]
 
 
 def test_replicas_die_exchanges_are_repeated_and_schedulers_restarted() -> None:
@@ -149,21 +149,21 @@ def test_islands_are_late_and_come_back() -> None:
     """Whatever made them late; the next exchange has them."""
     for name in [name for name in PLAYS if name.startswith("late-")]:
         made = [[*exchanges(history).values()] for history in histories(name)]
-        late = [timeline for play in made for one in play for timeline in one.late]
+        late = [timeline for play in made for exchange in play for timeline in exchange.late]
         assert late or name in ("late-slow-saving", "late-and-lost", "late-losing"), name
 
 
 def test_leases_are_cut_anew_amid_a_period_and_a_lost_island_has_none() -> None:
-    found = [one for history in histories("divided-losing") for one in cuts(history) if one.leases]
+    found = [cut for history in histories("divided-losing") for cut in cuts(history) if cut.leases]
     lease = PLAYS["divided-losing"].shape.lease
-    assert any(step % lease for one in found for step in one.from_step.values())
-    assert any(() in one.leases.values() for one in found)
+    assert any(step % lease for cut in found for step in cut.from_step.values())
+    assert any(() in cut.leases.values() for cut in found)
 
 
 def test_a_slow_island_trains_less_of_each_step_where_leases_follow_speed() -> None:
     shape = replace(by_speed(PLAYS["slow"].shape), deaths=0, failures=0, restarts=0)
     plays = [leases_of(shape, cuts(play(shape, seed))) for seed in seeds(8, 0, 1, 2)]
-    assert 2 * sum(one.trained(0, shape.steps) > one.trained(1, shape.steps) for one in plays) > len(plays)
+    assert 2 * sum(play.trained(0, shape.steps) > play.trained(1, shape.steps) for play in plays) > len(plays)
 
 
 # Doctored histories --------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def one_too_many(history: History) -> History:
 
 
 def leases_forgotten(history: History) -> History:
-    return [replace(one, cut=None) if isinstance(one, Rows) else one for one in history]
+    return [replace(item, cut=None) if isinstance(item, Rows) else item for item in history]
 
 
 def leases_late(history: History) -> History:
@@ -312,18 +312,18 @@ def change_exchange(number: int, change: Callable[[Exchanged], Exchanged]) -> Do
     """Another exchange became durable."""
 
     def doctored(history: History) -> History:
-        rows = [one for one in history if isinstance(one, Rows) and one.exchange is not None]
+        rows = [item for item in history if isinstance(item, Rows) and item.exchange is not None]
         at = rows[number]
         assert at.exchange is not None
         other = replace(at, exchange=change(at.exchange))
-        return [other if one is at else one for one in history]
+        return [other if item is at else item for item in history]
 
     return doctored
 
 
 def late_twice(history: History) -> History:
     """The island that was late is late in the next exchange too."""
-    made = [one.exchange for one in history if isinstance(one, Rows) and one.exchange is not None]
+    made = [item.exchange for item in history if isinstance(item, Rows) and item.exchange is not None]
     number = next(n for n, one in enumerate(made) if one.late)
     late = made[number].late
     return change_exchange(number + 1, lambda one: replace(one, late=late))(history)
@@ -334,41 +334,41 @@ def late_in_the_end(history: History) -> History:
 
 
 def late_where_it_is_saved(history: History) -> History:
-    made = next(one.exchange for one in history if isinstance(one, Rows) and one.exchange and one.exchange.late)
+    made = next(item.exchange for item in history if isinstance(item, Rows) and item.exchange and item.exchange.late)
     return [*history, Kept(course_of(PLAYS["late-slow"].shape, 0).inner_steps(made.step))]
 
 
 def behind_one_that_has_not_merged(history: History) -> History:
     """The next exchange is durable before replicas of a late island have made the outer step of the one before."""
-    made = next(one.exchange for one in history if isinstance(one, Rows) and one.exchange and one.exchange.late)
+    made = next(item.exchange for item in history if isinstance(item, Rows) and item.exchange and item.exchange.late)
     return moved_back(history, made.late[0], made.step)
 
 
 def one_does_not_merge(history: History) -> History:
     """The second exchange is durable before a stage of an island has made the outer step of the first one."""
-    first = next(one.exchange for one in history if isinstance(one, Rows) and one.exchange is not None)
+    first = next(item.exchange for item in history if isinstance(item, Rows) and item.exchange is not None)
     return moved_back(history, first.islands[-1], first.step, stages=(1,))
 
 
 def moved_back(history: History, timeline: int, step: int, stages: Sequence[int] = (0, 1)) -> History:
     """The outer step is made by these replicas when all is over."""
     late = [
-        one
-        for one in history
-        if isinstance(one, Merged) and (one.timeline, one.step) == (timeline, step) and one.stage in stages
+        item
+        for item in history
+        if isinstance(item, Merged) and (item.timeline, item.step) == (timeline, step) and item.stage in stages
     ]
-    return [*(one for one in history if one not in late), *late]
+    return [*(item for item in history if item not in late), *late]
 
 
 def one_has_no_row(history: History) -> History:
     """An island trains on behind the first exchange without its outer step."""
-    first = next(one.exchange for one in history if isinstance(one, Rows) and one.exchange is not None)
+    first = next(item.exchange for item in history if isinstance(item, Rows) and item.exchange is not None)
     late = (first.islands[-1], first.step)
     return [
-        replace(one, rows=tuple(row for row in one.rows if (row.timeline, row.step) != late))
-        if isinstance(one, Rows)
-        else one
-        for one in history
+        replace(item, rows=tuple(row for row in item.rows if (row.timeline, row.step) != late))
+        if isinstance(item, Rows)
+        else item
+        for item in history
     ]
 
 

@@ -40,5 +40,5 @@ if __name__ == "__main__":
     kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     sets = kept.setdefault(platform.machine(), [])
     found = computed()
-    sets[:] = [*(one for one in sets if not one.items() <= found.items()), found]
+    sets[:] = [*(held for held in sets if not held.items() <= found.items()), found]
     GOLDEN.write_text(json.dumps(kept, indent=2) + "\n")

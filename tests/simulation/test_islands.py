@@ -288,7 +288,7 @@ def test_the_others_go_on_without_an_island_that_is_lost(
 
     job, _ = run(spec, tokens, 6, story)
     log = exchanges_of(log_of(job))
-    assert [one.islands for one in log] == [tuple({0, 1, 2} - {lost})] * 4, "for want of a second stage server"
+    assert [record.islands for record in log] == [tuple({0, 1, 2} - {lost})] * 4, "for want of a second stage server"
     expected = reference(spec, tokens, log)
     assert expected.sha256 != reference(spec, tokens).sha256
     check(job, expected)
@@ -344,7 +344,7 @@ def test_a_scheduler_that_is_killed_knows_which_island_is_lost_and_which_began_a
 
     job = trained(tmp_path, spec, 4, story, seed, with_log=True)
     log = exchanges_of(log_of(job))
-    assert [one.begins for one in log if one.begins] == [{1: 0}]
+    assert [record.begins for record in log if record.begins] == [{1: 0}]
     assert job.record.timeline == 0
 
 
@@ -394,7 +394,7 @@ def test_a_job_that_was_saved_without_an_island_goes_on_with_all(tmp_path: Path)
     assert job.record.first_steps == (0, 4)
     expected = reference(spec, tokens, start=kept[0])
     assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)
-    assert [one.islands for one in exchanges_of(log_of(job))] == [(1,), (1,)], "of both timelines"
+    assert [exchange.islands for exchange in exchanges_of(log_of(job))] == [(1,), (1,)], "of both timelines"
 
 
 # Fewer islands than the job file asks for ----------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def test_a_job_that_stalled_goes_on_with_as_many_islands_as_there_are_stage_serv
         rig.add_peer(PeerId("yet-another"), rig.tasks, Random(9))
 
     job, _ = run(spec, tokens, islands, story)
-    log = [one for one in exchanges_of(log_of(job)) if one.after_step > back_to[0]]
+    log = [exchange for exchange in exchanges_of(log_of(job)) if exchange.after_step > back_to[0]]
     assert (job.record.first_steps, log[0].islands) == ((0, back_to[0]), present)
     assert [record.begins for record in log if record.begins] == [{islands - 1: 0}], "it begins anew like any other"
     check(job, reference(spec, tokens, log_of(job)))
@@ -500,7 +500,7 @@ def test_the_first_start_waits_for_all_islands_and_a_resumed_job_does_not(tmp_pa
         await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 1, story)
-    assert [one.islands for one in exchanges_of(log_of(job))] == [(0,)]
+    assert [exchange.islands for exchange in exchanges_of(log_of(job))] == [(0,)]
     check(job, reference(spec, tokens, log_of(job)))
     assert job.record.first_steps == (0, 4)
 
@@ -558,7 +558,7 @@ def test_a_killed_scheduler_knows_which_of_the_islands_that_stream_was_lost(tmp_
 
     job = trained(tmp_path, spec, 3, story, seed, with_log=True)
     log = exchanges_of(log_of(job))
-    assert {one.islands for one in log} == {tuple({0, 1, 2} - {seed})}, "for want of a second stage server"
+    assert {record.islands for record in log} == {tuple({0, 1, 2} - {seed})}, "for want of a second stage server"
     assert job.record.timeline == 0
 
 

@@ -82,7 +82,7 @@ async def cut_off_for(rig: Rig, job: Job, seconds: float, *, restarts: bool = Fa
 
 
 def late_in(job: Job) -> list[int]:
-    return [island for one in exchanges_of(log_of(job)) for island in one.late]
+    return [island for merge in exchanges_of(log_of(job)) for island in merge.late]
 
 
 def situation(job: Job) -> Situation:
@@ -113,7 +113,7 @@ def test_an_island_that_is_late_keeps_its_steps_and_the_weights_are_those_of_one
 
     job = trained(tmp_path, spec, islands * 2, story, with_log=True)
     assert slow in late_in(job)
-    assert all(len(one.islands) + len(one.late) == islands for one in exchanges_of(log_of(job))), "none was lost"
+    assert all(len(merge.islands) + len(merge.late) == islands for merge in exchanges_of(log_of(job))), "none was lost"
     assert job.record.timeline == 0
 
 
@@ -164,7 +164,7 @@ def test_what_is_evaluated_are_the_outer_weights_though_the_island_that_evaluate
     check(job, expected)
     with rig.engine.connect() as connection:
         found = connection.execute(sa.text("SELECT version, loss FROM evaluations ORDER BY version")).fetchall()
-    assert [(version, loss) for version, loss in found] == [(one.version, one.loss) for one in expected.evaluations]
+    assert [(version, loss) for version, loss in found] == [(made.version, made.loss) for made in expected.evaluations]
 
 
 def test_shares_by_speed_give_patience_and_a_restart_while_an_island_is_late_changes_no_weights(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_an_island_that_is_cut_off_for_longer_than_the_grace_loses_nothing(
 
     job = trained(tmp_path, spec, 4, story, seed, with_log=True)
     assert 1 in late_in(job)
-    assert all(len(one.islands) + len(one.late) == 2 for one in exchanges_of(log_of(job))), "it was not lost"
+    assert all(len(merge.islands) + len(merge.late) == 2 for merge in exchanges_of(log_of(job))), "it was not lost"
     assert job.record.timeline == 0
 
 

@@ -93,7 +93,7 @@ def test_a_lost_island_gets_a_lease_when_it_is_back_and_the_weights_are_those_of
 
     job = trained(tmp_path, spec, 4, story, seed, with_log=True)
     log = log_of(job)
-    assert [one.begins for one in exchanges_of(log) if one.begins] == [{1: 0}]
+    assert [exchange.begins for exchange in exchanges_of(log) if exchange.begins] == [{1: 0}]
     behind = next(exchange.after_step for exchange in exchanges_of(log) if exchange.begins)
     assert any(cut.leases[1] for cut in cuts_of(log) if cut.first_step >= behind)
     assert job.record.timeline == 0
@@ -128,6 +128,6 @@ def test_a_job_that_goes_on_from_a_pause_begins_with_equal_leases(tmp_path: Path
     assert 4 < first < second
     log = log_of(job)
     cuts = cuts_of(log)
-    assert any(one.first_step < first for one in cuts)
+    assert any(cut.first_step < first for cut in cuts)
     for beginning in (first, second):
-        assert all(one.first_step != beginning for one in cuts)
+        assert all(cut.first_step != beginning for cut in cuts)

@@ -117,8 +117,8 @@ def test_a_false_part_does_not_spoil_what_is_learned_where_parts_are_clipped(tmp
             play(spec, tokens, "zeros", 0.0, seed, peers=8, stage=1, build=poisoning(poison))
             for seed in range(1, 1 + count)
         ]
-        assert all((one.state, one.accused) == (JobState.SUCCEEDED, ()) for one in made), made
-        loss[aggregate, poison] = median(one.loss for one in made)
+        assert all((run.state, run.accused) == (JobState.SUCCEEDED, ()) for run in made), made
+        loss[aggregate, poison] = median(run.loss for run in made)
     assert loss["centered_clip", "scale"] < loss["mean", "none"] + 0.3 * SPOILT
     assert loss["mean", "scale"] > loss["mean", "none"] + SPOILT
 

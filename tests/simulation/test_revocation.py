@@ -121,7 +121,7 @@ def test_in_two_seconds_nothing_of_a_revoked_stage_server_is_left_while_others_w
         rig.revoke(victim)
         assert not any(victim in pool for pool in job.stages.values())
         ended_s = [*await asyncio.gather(*ends), await gone(rig, victim)]
-        assert max(ended_s) - revoked_s <= WITHIN_S, [round(one - revoked_s, 3) for one in ended_s]
+        assert max(ended_s) - revoked_s <= WITHIN_S, [round(at_s - revoked_s, 3) for at_s in ended_s]
         await rig.finished(job)
         assert watch.sent_s[address_of(victim)] - revoked_s <= WITHIN_S, "tensors for it"
         assert victim in members.left_s, "its process ends, if it is ours"
@@ -243,7 +243,7 @@ def test_a_call_of_a_revoked_member_ends_although_nothing_happens_in_it(name: st
     async def main() -> None:
         loop = asyncio.get_running_loop()
         guard = Guard(allowed, lambda method, who, error: refused.append(error.code))
-        contexts = [Context(one) for one in (ann, bob)]
+        contexts = [Context(person) for person in (ann, bob)]
         calls = [asyncio.ensure_future(call(guard, name, context, silence())) for context in contexts]
         await asyncio.sleep(1000.0)
         guard.cut_off(ann.principal)
@@ -391,7 +391,7 @@ def test_links_of_a_revoked_stage_server_at_a_relay_end_although_both_ends_keep_
             far, lambda: service.accept(silence(), said_by(Reading(**{CONNECTION_KEY: opened.connection})))
         )
         await asyncio.sleep(30.0)
-        assert not any(one.done() for one in (connects, accepts, listens))
+        assert not any(task.done() for task in (connects, accepts, listens))
         revoked_s = loop.time()
         passes.cut_off(PeerId(revoked))
         await asyncio.wait({connects, accepts, *([listens] if revoked == "far" else [])})

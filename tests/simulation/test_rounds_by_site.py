@@ -27,7 +27,7 @@ from tests.support.sim.fabric import Observer
 from tests.support.sim.fluid import Line
 
 UNIT = UnitName("stage-0")
-SITE_OF = {PeerId(f"{site}-{one}"): site for site in ("lyon", "berlin") for one in range(2)}
+SITE_OF = {PeerId(f"{site}-{number}"): site for site in ("lyon", "berlin") for number in range(2)}
 
 
 class Rounds(Observer):
@@ -58,7 +58,7 @@ class Rounds(Observer):
         if self.has_acted or not isinstance(header, Slice) or self.run.job.progress.steps_done < 1:
             return
         members = self.members.get((header.step, header.unit, header.round), ())
-        sender, receiver = (PeerId(one.removeprefix("address-of-")) for one in (owner, address))
+        sender, receiver = (PeerId(name.removeprefix("address-of-")) for name in (owner, address))
         group_of = {member.peer: member.group for member in members}
         is_far = bool(members) and group_of.get(sender) != group_of.get(receiver)
         what = "mean" if header.averaged else "sum" if is_far else "part"
@@ -140,7 +140,7 @@ def test_a_joiner_of_another_site_takes_part_in_later_rounds(tmp_path: Path) -> 
 
 def cut(run: Run, ones: list[PeerId], others: list[PeerId], for_s: float) -> None:
     """Nothing gets from these to the others for a while."""
-    links = [(f"address-of-{one}", f"address-of-{other}") for one in ones for other in others]
+    links = [(f"address-of-{sender}", f"address-of-{other}") for sender in ones for other in others]
     for link in links:
         run.rig.network.weather.stop(*link)
         asyncio.get_running_loop().call_later(for_s, run.rig.network.weather.let, *link)
@@ -151,9 +151,9 @@ def cut(run: Run, ones: list[PeerId], others: list[PeerId], for_s: float) -> Non
 
 def forms(near: float, far: float, rounds: int = 24) -> tuple[list[bool], list[float]]:
     """Which rounds go by site, and what all take: four members at each of two sites, which share what leaves one."""
-    site_of = {f"{site}{one}": site for site in ("lyon", "berlin") for one in range(4)}
+    site_of = {f"{site}{number}": site for site in ("lyon", "berlin") for number in range(4)}
     replicas = [ReplicaRecord(PeerId(name), 1, name, 0, site=site) for name, site in sorted(site_of.items())]
-    rule = SiteRounds(Swarm({one.peer: 0 for one in replicas}).brain._state)
+    rule = SiteRounds(Swarm({replica.peer: 0 for replica in replicas}).brain._state)
     lines = dict.fromkeys(site_of, Line(near, near)) | dict.fromkeys(set(site_of.values()), Line(far, far))
     by_site, seconds = [], []
     for step in range(rounds):

@@ -60,13 +60,13 @@ def check(spans: list[TracedSpan], microbatches: int) -> None:
     assert sorted(by_index) == list(range(microbatches))
     turns = [(name, stage) for name in ("forward", "backward") for stage in range(STAGES)]
     for own in by_index.values():
-        ended = {(one.name, one.stage): one.end_s for one in own}
+        ended = {(span.name, span.stage): span.end_s for span in own}
         assert sorted(ended) == sorted([("route", -1), *turns])
         assert len(ended) == len(own)
         way = [("forward", 0), ("forward", 1), ("backward", 1), ("backward", 0)]
         assert all(ended[one] <= ended[two] for one, two in pairwise([("route", -1), *way]))
     (row,) = [span for span in spans if span.name == "row"]
-    last_s = max(one.end_s for own in by_index.values() for one in own)
+    last_s = max(span.end_s for own in by_index.values() for span in own)
     averages = [span.end_s for span in spans if span.name.startswith("average")]
     assert last_s <= max(averages) <= row.begin_s
     assert all(row.end_s <= span.begin_s < span.end_s for span in spans if span.name == "commit")

@@ -16,15 +16,15 @@ def played(run: Callable[..., object], given: int = 1) -> Played:
     """
 
     def decorated(test: Act) -> Callable[..., None]:
-        of_run, of_test = (list(inspect.signature(one).parameters.values()) for one in (run, test))
+        of_run, of_test = (list(inspect.signature(function).parameters.values()) for function in (run, test))
         of_run, of_test = of_run[1:], of_test[given:]
 
         def play(**fixtures: Any) -> None:
-            own = {one.name: fixtures[one.name] for one in of_test}
-            run(lambda *what: test(*what, **own), **{one.name: fixtures[one.name] for one in of_run})
+            own = {slot.name: fixtures[slot.name] for slot in of_test}
+            run(lambda *what: test(*what, **own), **{slot.name: fixtures[slot.name] for slot in of_run})
 
         play.__name__, play.__doc__, play.__module__ = test.__name__, test.__doc__, test.__module__
-        every = {one.name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*of_run, *of_test)}
+        every = {slot.name: slot.replace(kind=inspect.Parameter.KEYWORD_ONLY) for slot in (*of_run, *of_test)}
         play.__signature__ = inspect.Signature(list(every.values()))  # type: ignore[attr-defined]  # as pytest reads it
         return play
 

@@ -64,7 +64,7 @@ class Swarm:
     def take(self, outputs: list[Output]) -> list[Output]:
         self.outputs += outputs
         sent = [(output.peer, output.command) for output in outputs if isinstance(output, Send)]
-        self.inbox += [one for one in sent if not (isinstance(one[1], Average) and one[1].ahead)]  # these come again
+        self.inbox += [pair for pair in sent if not (isinstance(pair[1], Average) and pair[1].ahead)]  # they come again
         self.rows += [output.row for output in outputs if isinstance(output, WriteCommit)]
         self.brain.validate()
         return outputs
@@ -84,8 +84,8 @@ class Swarm:
 
     def pop(self, *kinds: type[Command], peer: PeerId | None = None) -> list[tuple[PeerId, Any]]:
         """Take the unanswered commands of these kinds out of the inbox."""
-        found = [one for one in self.inbox if isinstance(one[1], kinds) and peer in (None, one[0])]
-        self.inbox = [one for one in self.inbox if one not in found]
+        found = [pair for pair in self.inbox if isinstance(pair[1], kinds) and peer in (None, pair[0])]
+        self.inbox = [pair for pair in self.inbox if pair not in found]
         return found
 
     def answer(self, *kinds: type[Command], peer: PeerId | None = None) -> None:
@@ -234,10 +234,10 @@ class Player:
         said, _, event = rest.partition(" ")
         if repeated := _REPEATED.fullmatch(line):
             pause_s, times, again = repeated.groups()
-            for one in again.split(" then ") * int(times):
+            for input_ in again.split(" then ") * int(times):
                 if pause_s:
                     at(self.swarm, self.swarm.now_s + float(pause_s), Tick())
-                self._do(one)
+                self._do(input_)
         elif verb == "twice":
             again = list(self.swarm.inbox)
             self._do(rest)
@@ -338,7 +338,7 @@ class Player:
         ) -> None:
             unit = unit or f"stage-{self.swarm.stage_of[peer]}"
             asked = [send.command for send in sends(self.swarm.outputs, Average) if send.peer == peer]
-            newest = next(one for one in reversed(asked) if isinstance(one, Average) and one.unit == unit)
+            newest = next(ask for ask in reversed(asked) if isinstance(ask, Average) and ask.unit == unit)
             if accused == "an owner":
                 accused = next(
                     member.peer for member in newest.members if member.stop > member.start and member.peer != peer

@@ -51,8 +51,8 @@ class DeepLine:
             pass
         finally:
             self._open.discard(task)
-            for one in opened:
-                one.transport.abort()
+            for stream in opened:
+                stream.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, back: bool) -> None:
         loop = asyncio.get_running_loop()

@@ -206,7 +206,7 @@ class Far(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         name = function.overloadpacket.__name__
         is_pinned = bool(kwargs.pop("pin_memory", False))
-        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         far = [tensor for tensor in tensors if isinstance(tensor, FarTensor)]
         device = kwargs.get("device")
         to_far = torch.device(device).type == NAME if device is not None else bool(far)
@@ -228,7 +228,7 @@ class Far(TorchDispatchMode):
             _join(stream.clock, self.host)
             stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
         for tensor in tensors:
-            self._use(tensor, name, is_written=any(tensor is one for one in written), queued=queued)
+            self._use(tensor, name, is_written=any(tensor is other for other in written), queued=queued)
         result = function(*tree_map(_raw, args), **tree_map(_raw, kwargs))
         self.launches += queued and not function.is_view
         if function._schema.is_mutable and isinstance(result, Tensor):
@@ -317,7 +317,7 @@ def _written(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
         for argument in function._schema.arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return [one for one in tree_flatten([given.get(name) for name in names])[0] if isinstance(one, Tensor)]
+    return [leaf for leaf in tree_flatten([given.get(name) for name in names])[0] if isinstance(leaf, Tensor)]
 
 
 def _raw(one: Any) -> Any:

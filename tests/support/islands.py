@@ -159,8 +159,8 @@ def log_of(job: Job) -> tuple[Entry, ...]:
 
 
 def exchanges_of(log: Sequence[Entry]) -> list[OuterRecord]:
-    return [one for one in log if isinstance(one, OuterRecord)]
+    return [record for record in log if isinstance(record, OuterRecord)]
 
 
 def cuts_of(log: Sequence[Entry]) -> list[Cut]:
-    return [one for one in log if isinstance(one, Cut)]
+    return [record for record in log if isinstance(record, Cut)]

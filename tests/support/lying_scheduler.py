@@ -66,20 +66,20 @@ class LyingScheduler(grpc.GenericRpcHandler):
 
     def _filled(self, descriptor: Descriptor, depth: int = 0) -> Any:
         message = GetMessageClass(descriptor)()
-        for one in descriptor.fields:
-            inner = one.message_type
+        for each in descriptor.fields:
+            inner = each.message_type
             if inner is not None and depth == DEPTH_MAX:
                 continue
             if inner is not None and inner.GetOptions().map_entry:
-                getattr(message, one.name)["x"] = self._value(inner.fields_by_name["value"])
-            elif inner is not None and one.is_repeated:
-                getattr(message, one.name).extend([self._filled(inner, depth + 1)] * 2)
+                getattr(message, each.name)["x"] = self._value(inner.fields_by_name["value"])
+            elif inner is not None and each.is_repeated:
+                getattr(message, each.name).extend([self._filled(inner, depth + 1)] * 2)
             elif inner is not None:
-                getattr(message, one.name).CopyFrom(self._filled(inner, depth + 1))
-            elif one.is_repeated:
-                getattr(message, one.name).extend([self._value(one)] * 2)
+                getattr(message, each.name).CopyFrom(self._filled(inner, depth + 1))
+            elif each.is_repeated:
+                getattr(message, each.name).extend([self._value(each)] * 2)
             else:
-                setattr(message, one.name, self._value(one))
+                setattr(message, each.name, self._value(each))
         return message
 
     def _value(self, one: FieldDescriptor) -> Any:

@@ -71,10 +71,10 @@ class Machines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in reversed(self._programs):
-            one.terminate()
-        for one in self._programs:
-            one.wait(timeout=60)
+        for running in reversed(self._programs):
+            running.terminate()
+        for running in self._programs:
+            running.wait(timeout=60)
         for name in (_SWITCH, *ADDRESSES):
             subprocess.run([self._ip, "netns", "delete", self._namespace(name)], check=False, capture_output=True)
 

@@ -58,7 +58,7 @@ class Race:
         self.leases = Leases(count, self.microbatches, self.steps, self.every)
         leases = self.leases if self.by_speed else None
         inner = [IslandCourse(self.steps, self.every, count, island, leases) for island in range(count)]
-        self.courses = [OuterCourse(one, overlap_steps=self.overlap) for one in inner]
+        self.courses = [OuterCourse(course, overlap_steps=self.overlap) for course in inner]
         self.runners = [Runner(lost_s=self.lost_s.get(island, math.inf)) for island in range(count)]
         self.begin_pacing()
 
@@ -77,8 +77,8 @@ class Race:
                 self._pace()
             if self._is_over():
                 break
-            ends_s = [one.over_s for one in self.at_work().values()] + [self._exchanged[1]]
-            ends_s += [one.lost_s for one in self.runners]
+            ends_s = [runner.over_s for runner in self.at_work().values()] + [self._exchanged[1]]
+            ends_s += [runner.lost_s for runner in self.runners]
             following_s = min(end_s for end_s in ends_s if end_s > self.now_s)
             if following_s > until_s:
                 break
@@ -86,7 +86,7 @@ class Race:
         return self.now_s
 
     def _is_over(self) -> bool:
-        return all(one.agreed >= self.courses[0].steps for one in self.at_work().values())
+        return all(runner.agreed >= self.courses[0].steps for runner in self.at_work().values())
 
     def _pace(self) -> None:
         self.pacing.note(self.now_s)
@@ -115,18 +115,18 @@ class Race:
     def _exchange(self) -> bool:
         """Whether the exchange that is under way goes on: it begins once all hold what they propose."""
         at_work = self.at_work().values()
-        outer = self.courses[0].next_outer(min(one.agreed for one in at_work))
+        outer = self.courses[0].next_outer(min(runner.agreed for runner in at_work))
         if outer is None:
             return False
         if self._exchanged[0] != outer.step:
-            if any(one.agreed < outer.captured_version for one in at_work):
+            if any(runner.agreed < outer.captured_version for runner in at_work):
                 return False
             self._exchanged = outer.step, self.carried_s(self.now_s, self.exchange_s)
             return True
-        if self._exchanged[1] > self.now_s or any(one.agreed != outer.step for one in at_work):
+        if self._exchanged[1] > self.now_s or any(runner.agreed != outer.step for runner in at_work):
             return False
-        for one in at_work:
-            one.begun = one.agreed = outer.step + 1
+        for runner in at_work:
+            runner.begun = runner.agreed = outer.step + 1
         return True
 
     def _trained_s(self, island: int, microbatches: int) -> float:

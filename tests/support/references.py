@@ -117,7 +117,7 @@ _MAN_EXAMPLES = (
 def _troff(text: str) -> str:
     """A text as it is, for troff."""
     plain = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
-    plain = "".join(one if one.isascii() else f"\\[u{ord(one):04X}]" for one in plain)
+    plain = "".join(character if character.isascii() else f"\\[u{ord(character):04X}]" for character in plain)
     return f"\\&{plain}" if plain.startswith((".", "'")) else plain
 
 

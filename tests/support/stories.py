@@ -44,5 +44,5 @@ def text_of(story: Situation) -> str:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for one in STORIES.values():
-        path_of(one).write_text(text_of(one), encoding="utf-8")
+    for told in STORIES.values():
+        path_of(told).write_text(text_of(told), encoding="utf-8")

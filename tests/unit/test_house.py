@@ -188,7 +188,7 @@ def test_a_test_of_one_module_is_where_the_module_is() -> None:
     strays = [
         name
         for name in (path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("tests/unit/**/test_*.py"))
-        if name not in known and not any(name.startswith(f"{one}_") for one in known)
+        if name not in known and not any(name.startswith(f"{prefix}_") for prefix in known)
     ]
     assert sorted(strays) == [
         "tests/unit/test_brains_stand_alone",

@@ -26,7 +26,7 @@ def pairs_of(peers: int, members: int, rng: Random) -> PeerPairs:
 
 def test_a_line_costs_its_slowest_member_and_each_hop_forth_and_back() -> None:
     """Two machines of two: 1 s within, 3 s between, and 8 bits a second everywhere."""
-    delay_s = [[1.0 if one // 2 == other // 2 else 3.0 for other in range(4)] for one in range(4)]
+    delay_s = [[1.0 if number // 2 == other // 2 else 3.0 for other in range(4)] for number in range(4)]
     pairs = peer_pairs(delay_s, [[8.0] * 4] * 4, 2, gradient_bytes=4.0, hop_bytes=5.0)
     line = lined_up(pairs, in_order(range(4), 2))
     assert (line.averaging_s, line.hops_s) == (2.0 * (1.0 + 4.0 / 2.0), 2.0 * (3.0 + 5.0))

@@ -78,7 +78,7 @@ def test_a_flow_gives_each_replica_no_more_than_it_can_carry_and_what_a_stage_ca
     flow = ByFlow()
     flow.know(pools)
     for pool in pools:
-        into = [sum(rate for (_, to), rate in flow.flows.items() if to is one) for one in pool]
+        into = [sum(rate for (_, to), rate in flow.flows.items() if to is replica) for replica in pool]
         assert sum(into) == pytest.approx(3.0 / 2.0), "the narrowest stages have speeds 1 and 2, of 2 s a microbatch"
         assert all(rate <= one.speed / 2.0 + 1e-6 for rate, one in zip(into, pool, strict=True))
 
@@ -89,9 +89,9 @@ def test_deaths_cost_speed_but_no_microbatch_and_a_seed_repeats_itself(way: str)
     calm, deadly, again = (Fleet(routing, trainers, 64, deaths, 1) for deaths in (0.0, 20.0, 20.0))
     speeds = [fleet.run(60.0) for fleet in (calm, deadly, again)]
     assert speeds[0] > speeds[1] == speeds[2] > 0.0
-    given = [one.given for pool in calm.pools for one in pool]
+    given = [replica.given for pool in calm.pools for replica in pool]
     assert min(given) >= 0.0
-    assert all(sum(one.given for one in pool) <= 64 for pool in calm.pools), "each is at one replica of a stage"
+    assert all(sum(replica.given for replica in pool) <= 64 for pool in calm.pools), "each is at one replica of a stage"
 
 
 def test_the_tables_of_the_cities_are_symmetric_and_near_is_fast() -> None:

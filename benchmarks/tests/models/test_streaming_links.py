@@ -60,7 +60,7 @@ def test_of_what_diloco_sends_all_but_one_step_is_waited_for() -> None:
 
 
 def test_every_change_of_the_paper_needs_less() -> None:
-    needed = [required_bits_per_s(SMALL, one, 0.95) for one in (DATA_PARALLEL, DILOCO, STREAMING, OVERLAP, FP4)]
+    needed = [required_bits_per_s(SMALL, way, 0.95) for way in (DATA_PARALLEL, DILOCO, STREAMING, OVERLAP, FP4)]
     assert needed == sorted(needed, reverse=True)
 
 

@@ -156,11 +156,11 @@ def data_cursor(history: History, facts: Facts) -> Iterator[str]:
 def checkpoints(history: History, facts: Facts) -> Iterator[str]:
     """I6: every checkpoint is whole and belongs to its step, and a job that succeeded has left its last one."""
     kept = [one for _, one in history.of(Kept)]
-    for one in kept:
-        if one.fault:
-            yield f"I6 the checkpoint of step {one.step} does not verify: {one.fault}"
-        elif one.weights_sha256 != facts.weights[one.step - 1]:
-            yield f"I6 the checkpoint of step {one.step} has other weights than one process"
+    for saved in kept:
+        if saved.fault:
+            yield f"I6 the checkpoint of step {saved.step} does not verify: {saved.fault}"
+        elif saved.weights_sha256 != facts.weights[saved.step - 1]:
+            yield f"I6 the checkpoint of step {saved.step} has other weights than one process"
     succeeded = any(turned.state == "succeeded" for _, turned in history.of(JobIs))
     if succeeded and facts.steps not in [checkpoint.step for checkpoint in kept]:
         yield "I6 the job succeeded without a checkpoint of its last step"

@@ -354,8 +354,8 @@ class World(Observer):
         if self.job_id:
             storage = CheckpointCatalog(self.root, None).storage(self.spec, JobId(self.job_id))
             found, faults = list_checkpoints(storage, JobId(self.job_id))
-            for one in found:
-                self.history.add("", 0, Kept(one.step, one.weights_sha256, fault_of(one)))
+            for checkpoint in found:
+                self.history.add("", 0, Kept(checkpoint.step, checkpoint.weights_sha256, fault_of(checkpoint)))
             for fault in faults:
                 self.history.add("", 0, Kept(0, "", str(fault)))
 

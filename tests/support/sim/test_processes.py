@@ -86,6 +86,6 @@ def test_tasks_made_outside_belong_to_no_process() -> None:
 
         await process.start(parent())
         await look()
-        return [one is process for one in seen]  # type: ignore[misc]
+        return [other is process for other in seen]  # type: ignore[misc]
 
     assert sim.run(main(), seed=1) == [True, False, False]

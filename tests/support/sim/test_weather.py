@@ -29,7 +29,7 @@ async def send_all(network: SimNetwork, count: int) -> int:
     """Send tensors from a to b; how many the sender believes lost."""
     links = network.peer_links("a")
     sent = [links.send("b", header_of(4, index), b"abcd") for index in range(count)]
-    return sum(isinstance(one, PeerUnavailable) for one in await asyncio.gather(*sent, return_exceptions=True))
+    return sum(isinstance(result, PeerUnavailable) for result in await asyncio.gather(*sent, return_exceptions=True))
 
 
 def test_a_tensor_or_its_receipt_is_lost_and_the_sender_learns_that_something_was() -> None:

@@ -54,7 +54,7 @@ def as_json(*values: object) -> str:
 
 def test_validation_loss_and_perplexity_are_shown_once_there_is_an_evaluation(golden: Golden) -> None:
     evaluated, never = view(evaluation_loss=math.log(10.0), evaluation_step=4), view(evaluation_loss=math.nan)
-    golden(*(text for one in (evaluated, never) for text in (progress_line(one), shown(one))))
+    golden(*(text for view in (evaluated, never) for text in (progress_line(view), shown(view))))
     values = job_values(evaluated)["evaluation"]
     assert (values["step"], round(values["perplexity"], 6)) == (4, 10.0)
     assert job_values(never)["evaluation"] is None

@@ -33,7 +33,7 @@ def test_long_texts_of_some_hide_no_other(long: pb.PeerView) -> None:
         eves.append(pb.PeerView.FromString(long.SerializeToString()))
     others = [honest(number) for number in range(PEERS_MAX // 2)]
     shown = fitting([*eves, *others])
-    assert [one.id for one in shown] == [one.id for one in (*eves, *others)]
+    assert [view.id for view in shown] == [view.id for view in (*eves, *others)]
     assert shown[len(eves) :] == [honest(number) for number in range(PEERS_MAX // 2)], "who is brief is shown whole"
     assert pb.PeerList(peers=shown).ByteSize() <= REPLY_BYTES_MAX
 
@@ -45,4 +45,4 @@ def test_a_list_that_fits_is_shown_as_it_is() -> None:
 
 def test_a_name_or_a_path_is_never_cut() -> None:
     waste = [pb.Waste(name="x" * (1 << 20)) for _ in range(4)]
-    assert [len(one.name) for one in fitting(waste)] == [1 << 20] * 2
+    assert [len(view.name) for view in fitting(waste)] == [1 << 20] * 2

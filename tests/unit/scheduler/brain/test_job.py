@@ -22,7 +22,7 @@ def test_the_brain_decides_what_the_text_says(situation: Situation) -> None:
 def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_average() -> None:
     swarm = Swarm.loaded(overlap=4, steps=3, max_in_flight=100, recover=True)
     swarm.answer(Route)
-    for peer, command in [one for one in swarm.pop(Average) if one[1].step == 1]:
+    for peer, command in [pair for pair in swarm.pop(Average) if pair[1].step == 1]:
         swarm.obey(peer, command)
     assert swarm.rows == [], "step 0 has not been averaged"
     new = PeerId("new")

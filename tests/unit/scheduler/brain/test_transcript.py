@@ -72,7 +72,7 @@ def test_an_input_at_which_the_brain_raised_is_the_last_of_the_transcript() -> N
 def test_where_recording_stopped_is_known_once_it_is_read() -> None:
     lines = [*recorded("one microbatch")[:3], ended("the file is full"), "no JSON, and not read any more"]
     transcript = Transcript(lines)
-    assert [type(one.happened).__name__ for one in transcript] == ["Start", "Happened"]
+    assert [type(line.happened).__name__ for line in transcript] == ["Start", "Happened"]
     assert transcript.ended == "the file is full"
 
 

@@ -71,7 +71,7 @@ class Scene:
         self.meanwhile()
 
     def _begin(self, job: Job, batches: Any, islands: Any) -> None:
-        self.begun = [[one.peer for one in island] for island in islands]
+        self.begun = [[record.peer for record in island] for island in islands]
 
     async def _enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
         if state is JobState.LOADING:

@@ -60,7 +60,7 @@ async def rolled_back() -> tuple[Counted, JobRecord]:
 
 async def steps_of(database: Counted, record: JobRecord, every: int, after: int = 0) -> list[tuple[int, float]]:
     pages = [page async for page in history(database, record, SPEC, every, 107, after)]
-    return [(one.step, one.loss) for page in pages for one in page]
+    return [(row.step, row.loss) for page in pages for row in page]
 
 
 async def test_steps_that_were_undone_are_not_told() -> None:

@@ -35,8 +35,8 @@ def registry(folder: Path, jobs: Iterable[Job] = ()) -> JobRegistry:
     made = JobRegistry(
         SchedulerPorts(Stores.under(folder, database), Announcer(), metrics, Random(1), lambda: 0.0, log)
     )
-    for one in jobs:
-        made.add(one)
+    for job in jobs:
+        made.add(job)
     return made
 
 

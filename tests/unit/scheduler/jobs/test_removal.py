@@ -269,5 +269,5 @@ async def test_what_no_job_needs_is_named_and_then_removed(scene: Scene) -> None
     assert named == [Waste("job", "old-1", 100), Waste("uploads", "everybody", 1000), Waste("folder", "stray-3", 100)]
     assert scene.there() == before
     done = await removal.collect(dry_run=False)
-    assert sum(one.size_bytes for one in done) == sum(one.size_bytes for one in named)
+    assert sum(removed.size_bytes for removed in done) == sum(view.size_bytes for view in named)
     assert scene.there() == {"new-2", "young-4", "b", "c"}

@@ -207,7 +207,7 @@ async def test_evaluations_are_kept_in_order_and_written_once() -> None:
     for evaluation in (EvaluationRow(0, 4, 1.5, 10), EvaluationRow(0, 2, math.nan, 10), EvaluationRow(0, 4, 9.0, 10)):
         await store.put_evaluation(JOB, evaluation, 1.0)
     found = await store.evaluations(JOB)
-    assert [(one.version, one.tokens) for one in found] == [(2, 10), (4, 10)]
+    assert [(evaluation.version, evaluation.tokens) for evaluation in found] == [(2, 10), (4, 10)]
     assert math.isnan(found[0].loss)
     assert found[1].loss == 1.5
     await store.close()
@@ -354,7 +354,7 @@ async def test_a_job_goes_with_all_of_its_rows_and_no_other(monkeypatch: pytest.
     monkeypatch.setattr("scheduler.storage.database.ROWS_AT_ONCE", 3)
     store = await two_jobs()
     await store.begin_removal(RemovedJob(A, "/mnt/runs"))
-    assert [one.id for one in await store.jobs()] == [B]
+    assert [job.id for job in await store.jobs()] == [B]
     assert await store.removals() == [RemovedJob(A, "/mnt/runs")]
     assert len(await store.commits(A)) == 3, "nobody looks at them, and they may be many"
     await store.delete_rows(A)
@@ -379,6 +379,6 @@ async def test_a_job_that_is_listed_is_not_being_removed() -> None:
     await store.begin_removal(RemovedJob(A))
     await store.put_job(record(A))
     assert await store.removals() == []
-    assert {one.id for one in await store.jobs()} == {A, B}
+    assert {job.id for job in await store.jobs()} == {A, B}
     await store.begin_removal(RemovedJob(A, "/elsewhere"))
     assert await store.removals() == [RemovedJob(A, "/elsewhere")]

@@ -37,13 +37,13 @@ async def test_each_line_has_a_number_that_stays_over_restarts(tmp_path: Path, m
     log = _open(tmp_path)
     for number in range(6):
         log.append(line(number))
-    assert [(one.message, one.number) for one in log.kept()[0]] == [
+    assert [(line.message, line.number) for line in log.kept()[0]] == [
         (f"line {number}", number + 1) for number in range(2, 6)
     ]
     again = _open(tmp_path)
-    assert [one.number for one in again.kept()[0]] == [3, 4, 5, 6]
+    assert [line.number for line in again.kept()[0]] == [3, 4, 5, 6]
     again.append(line(6))
-    assert [one.number for one in again.kept()[0]] == [4, 5, 6, 7]
+    assert [line.number for line in again.kept()[0]] == [4, 5, 6, 7]
 
 
 async def test_lines_of_before_they_had_numbers_get_some(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ async def test_lines_of_before_they_had_numbers_get_some(tmp_path: Path) -> None
     (tmp_path / JOB / "log.jsonl").write_text(f"{json.dumps(old)}\n" * 2)
     log = _open(tmp_path)
     log.append(line(1))
-    assert [one.number for one in log.kept()[0]] == [1, 2, 3]
+    assert [line.number for line in log.kept()[0]] == [1, 2, 3]
 
 
 async def test_a_follower_gets_every_line_once_and_ends_with_the_job(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ async def test_a_job_at_work_is_shown_with_its_stages_steps_curves_and_news(rig:
     assert {peer: int(stage) for peer, stage in replicas.items()} == dict(job.record.peers)
     assert set(replicas) == set(state["peers"])
     assert list(map(int, full["curves"]["loss"])) == list(range(1, job.progress.steps_done + 1))
-    assert any("loss" not in one and one["text"].startswith("placed") for one in full["news"].values())
+    assert any("loss" not in news and news["text"].startswith("placed") for news in full["news"].values())
     began, full_s, averaged, agreed, _ = full["timeline"]["1"]
     assert began < full_s < averaged < agreed <= look.clock_s
     assert {fact["topic"] for fact in full["facts"]} >= {"waits for", "stage 0", "stage 1"}
@@ -103,7 +103,7 @@ async def test_a_job_that_ended_is_shown_from_database_and_log(rig: Rig, job: Jo
     await rig.finished(job)
     full = (await feed.look(None, "")).state["job"]
     assert list(map(int, full["curves"]["loss"])) == [1, 2, 3, 4]
-    assert any("succeeded" in one["text"] for one in full["news"].values())
+    assert any("succeeded" in news["text"] for news in full["news"].values())
     assert full["timeline"] == {}
 
 

@@ -79,8 +79,8 @@ async def test_a_request_that_is_being_answered_makes_no_room_for_others() -> No
             go_on.set()
             assert await answer == (200, "done")
         finally:
-            for one in held:
-                one.close()
+            for connection in held:
+                connection.close()
 
 
 async def test_an_answer_that_lasts_has_no_deadline_and_takes_nobodys_place() -> None:
@@ -149,5 +149,5 @@ async def test_a_handshake_that_never_ends_is_cut_and_makes_room(
         try:
             assert await asyncio.to_thread(get_over_tls, port, "/healthz", SERVER, None, tmp_path) == (200, "ok\n")
         finally:
-            for one in held:
-                one.close()
+            for connection in held:
+                connection.close()

@@ -32,8 +32,8 @@ def route(before: int = 1, mine: int = 1, behind: int = 1, at: Microbatch = AT) 
 
 def middle(*routes: Route) -> Neighbours:
     made = Neighbours(1)
-    for one in routes:
-        made.learn(one)
+    for route in routes:
+        made.learn(route)
     return made
 
 

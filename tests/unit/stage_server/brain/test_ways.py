@@ -34,7 +34,7 @@ def rounds(draw: st.DrawFn) -> list[Member]:
 
 def neighbours(members: Sequence[Member]) -> int:
     """The most members that any member sends anything to or takes anything from."""
-    met = [{one.peer for way in ways_of(me.peer, members) for one in (*way.below, way.above) if one} for me in members]
+    met = [{at.peer for way in ways_of(me.peer, members) for at in (*way.below, way.above) if at} for me in members]
     return max(map(len, met))
 
 
@@ -62,7 +62,7 @@ def test_every_part_of_every_element_enters_one_mean_and_every_member_gets_it(me
 
 def added(peer: PeerId, ways: dict[PeerId, ChunkWay]) -> list[PeerId]:
     """Whose parts a member has in its sum."""
-    return [peer, *(each for one in ways[peer].below for each in added(one.peer, ways))]
+    return [peer, *(each for below in ways[peer].below for each in added(below.peer, ways))]
 
 
 @given(rounds())
@@ -75,8 +75,8 @@ def test_each_chunk_that_is_due_has_one_sender_and_nothing_else_is_sent(members:
     sent = set()
     for me in members:
         for way in ways_of(me.peer, members):
-            sent |= {(one.peer, me.peer, True, way.chunk.start) for one in way.below}
-            sent |= {(one.peer, me.peer, False, way.chunk.start) for one in [way.above] if one}
+            sent |= {(below.peer, me.peer, True, way.chunk.start) for below in way.below}
+            sent |= {(above.peer, me.peer, False, way.chunk.start) for above in [way.above] if above}
     assert sent == due
 
 

@@ -50,7 +50,7 @@ async def test_what_a_late_island_fetches_and_merges_makes_the_bits_of_one_proce
     """The others have trained on, and their logs have no room. `skip`: what they proposed was not finite."""
     spec = spec_of(mode, steps=8, **outer)
     course = outer_courses(spec)[0]
-    due, all_ = course.outer[0], [(one.behind, one.fragment) for one in course.outer]
+    due, all_ = course.outer[0], [(outer.behind, outer.fragment) for outer in course.outer]
     exchanges = TookPart([OuterRecord(due.behind, (0,), {}, due.fragment, (1,))], 2, all_)
     islands, twins = ([build_stages(island_spec(spec), CPU) for _ in range(2)] for _ in range(2))
     steps = ReferenceOuterSteps(spec, twins)

@@ -284,7 +284,7 @@ def test_what_is_being_removed_is_whole_or_no_checkpoint_at_all(tmp_path: Path) 
             LocalStorage(root, FlakyFiles(number, power_cut)).remove("step-00000004")
         found, faults = list_checkpoints(LocalStorage(root), JOB_ID)
         assert faults == [], quiet.log[number]
-        assert [fault_of(one) for one in found] in ([], [""]), quiet.log[number]
+        assert [fault_of(checkpoint) for checkpoint in found] in ([], [""]), quiet.log[number]
     empty_memory()
     url = open_storage("memory://bucket/checkpoints", WITH_MEMORY)
     made = write(url, 4)

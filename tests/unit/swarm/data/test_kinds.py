@@ -215,10 +215,10 @@ def test_what_is_there_by_that_very_name_is_meant(
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("text")
-    assert [str(one.path) for one in find_sources(section(source))] == found
+    assert [str(file.path) for file in find_sources(section(source))] == found
     if "," not in source:
         whole = find_sources(section(os.path.join(tmp_path, source)))
-        assert [str(one.path) for one in whole] == [str(tmp_path / name) for name in found]
+        assert [str(file.path) for file in whole] == [str(tmp_path / name) for name in found]
 
 
 @pytest.mark.parametrize(("source", "is_relative"), [("none/*.txt", True), ("/none/a.txt", False), ("~/none", False)])

@@ -85,7 +85,7 @@ def test_versions_that_can_be_saved_lie_behind_outer_steps_and_say_how_many_inne
     level = [0, *(step + 1 for step in range(course.steps) if course.is_outer(step))]
     assert [course.version_after(course.inner_steps(version)) for version in level] == level
     version = data.draw(st.integers(0, course.steps))
-    assert course.level_from(version) == min(one for one in level if one >= version)
+    assert course.level_from(version) == min(other for other in level if other >= version)
     inner = data.draw(st.integers(0, steps))
     at = course.version_after(inner)
     assert (course.level_from(at) == at and course.inner_steps(at) == inner) == (inner % lease == 0 or inner == steps)
@@ -176,7 +176,7 @@ def test_what_is_held_is_captured_and_not_merged_and_nothing_is_at_a_level_versi
         if not waits and (version == 0 or course.is_outer(version - 1)):
             level.append(version)
     for version in range(course.steps + 1):
-        assert course.level_from(version) == min(one for one in level if one >= version)
+        assert course.level_from(version) == min(other for other in level if other >= version)
         assert course.outer_before(version) == max(
             [0, *(merge.step + 1 for merge in course.outer if merge.step < version)]
         )

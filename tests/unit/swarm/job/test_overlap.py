@@ -49,7 +49,7 @@ def test_slower_links_never_make_fewer_late_and_never_more_than_half(
     for one, other in pairwise(chosen):
         assert one.microbatches <= other.microbatches <= microbatches // 2
     near = late_microbatches(stages, replicas, microbatches).microbatches
-    assert all(near + one.for_links == one.microbatches for one in chosen)
+    assert all(near + choice.for_links == choice.microbatches for choice in chosen)
 
 
 def test_rates_that_are_next_to_nothing_say_nothing() -> None:

@@ -88,7 +88,7 @@ def islands(candidates: list[Candidate], count: int, stages: int = 2, min_replic
     """The peers of each island, by name without its number; no islands if the job cannot start."""
     homes = homes_of(candidates, count, min_replicas, memories(0) * stages)
     plan = place(candidates, stages * count, min_replicas, homes=homes).plan or {}
-    of = [[peer.rpartition("-")[0] for peer, at in plan.items() if at // stages == one] for one in range(count)]
+    of = [[peer.rpartition("-")[0] for peer, at in plan.items() if at // stages == island] for island in range(count)]
     return of if plan else []
 
 
@@ -132,7 +132,7 @@ def test_a_pinned_peer_serves_its_stage_at_its_site() -> None:
 
 
 def test_an_island_that_is_left_goes_to_a_site_whose_peers_hold_some_stage() -> None:
-    small = [replace(one, offer=Memory(1)) for one in at(rome=5)]
+    small = [replace(peer, offer=Memory(1)) for peer in at(rome=5)]
     candidates = [*at(lyon=2, berlin=1, nowhere=1), *small]
     homes = homes_of(candidates, 2, 1, memories(10, 10))
     assert homes == ("berlin", "berlin", "lyon", "lyon")
@@ -171,11 +171,11 @@ def test_no_island_has_two_sites_and_order_does_not_matter(sites, count, stages,
 
 
 def test_the_sites_that_can_serve_an_island_alone_are_those_with_enough_that_is_large_enough() -> None:
-    sited = [*at(lyon=3, berlin=2, rome=1, nowhere=5), *(replace(one, offer=Memory(5)) for one in at(oslo=4))]
+    sited = [*at(lyon=3, berlin=2, rome=1, nowhere=5), *(replace(peer, offer=Memory(5)) for peer in at(oslo=4))]
     asked = []
 
     def needs_at(site) -> tuple[Memory, ...]:
-        asked.append({one.site for one in site})
+        asked.append({peer.site for peer in site})
         return memories(10, 10) if site[0].site != "berlin" else ()
 
     assert [site[0].site for site in whole_sites(sited, needs_at, 1)] == ["lyon"]
@@ -190,7 +190,7 @@ def test_the_sites_that_can_serve_an_island_alone_are_those_with_enough_that_is_
 
 
 def test_a_job_has_an_island_for_each_site_that_can_serve_the_cut_of_one_of_them_as_far_as_it_divides() -> None:
-    sited = [*at(lyon=4, berlin=3), *(replace(one, offer=Memory(5)) for one in at(oslo=2)), *at(rome=1)]
+    sited = [*at(lyon=4, berlin=3), *(replace(peer, offer=Memory(5)) for peer in at(oslo=2)), *at(rome=1)]
     asked: list[tuple[int, str, int]] = []
 
     def needs_for(count: int, site, peers: int) -> tuple[Memory, ...]:

@@ -57,7 +57,7 @@ def test_what_costs_least_is_given_up_first_and_the_optimizers_place_last() -> N
         ("device", False, False, "auto", 1), ("device", False, False, 0, 4),
     ]  # fmt: skip
     assert tried[-1] == ("host", True, True, 0, 1)
-    kept = {place: [one[place] for one in tried] for place in range(3)}
+    kept = {place: [cost[place] for cost in tried] for place in range(3)}
     assert all(before <= after for before, after in pairwise(kept[0])), "device before host"
     assert kept[1] == sorted(kept[1][: len(tried) // 2]) * 2
     assert len(set(tried)) == len(tried) == 48

@@ -64,8 +64,8 @@ def test_weights_later_have_the_bits_of_one_backward_call(family: str, model: di
         named = [each for layer in later.module.layers() for each in layer.named_parameters()]
         matrices = [name for name, each in named if each.dim() == 2 and not name.endswith("table.weight")]
         assert len(later.module.later) == (len(matrices) if stage else 0), "the first stage has no dx to send first"
-        for one in (once, later):
-            assert equal(forward(one)[0], y)
+        for made in (once, later):
+            assert equal(forward(made)[0], y)
         assert equal(once.backward(MICROBATCH, g)[0], dx)
         assert equal(later.backward(MICROBATCH, g, keep=True)[0], dx)
         assert not any(part.any() for part in parts(later).values()), "nothing is added before"

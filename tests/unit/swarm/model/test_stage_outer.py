@@ -138,10 +138,10 @@ def follow(stages: list[Stage], stop: int) -> None:
             names = sorted(stages[0].proposals.merged_at(step))
             proposed = [stage.propose(names) for stage in stages]
             deltas = {
-                name: compose([one[name] for one in proposed], [1.0 / len(stages)] * len(stages)) for name in names
+                name: compose([each[name] for each in proposed], [1.0 / len(stages)] * len(stages)) for name in names
             }
-            for one in stages:
-                one.merge(step, Merge(deltas, UPDATE, MergeRule(0.5, 0.0)))
+            for each in stages:
+                each.merge(step, Merge(deltas, UPDATE, MergeRule(0.5, 0.0)))
             continue
         for number, one in enumerate(stages):
             trained(one, step, 10 * number + step)

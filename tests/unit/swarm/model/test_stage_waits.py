@@ -39,7 +39,7 @@ def test_a_device_decodes_what_arrives_with_the_bits_of_the_cpu_and_without_a_wa
     found = counted["decoded"]
     assert all(decoded["same bits"] and decoded["waits"] == [] for decoded in found.values()), found
     # A GPU has other bits for it than a CPU, which this device does not show.
-    assert all(one["divided by numbers"] == 0 for one in found.values()), found
+    assert all(decoded["divided by numbers"] == 0 for decoded in found.values()), found
     crossed = {name: round(one["bytes of an element"], 2) for name, one in found.items()}
     assert crossed == {"none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02, "fp4": 0.52}
 

@@ -58,8 +58,8 @@ async def test_closing_ends_a_waiting_reader() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        *({"address": one} for one in ("nowhere", ":7950", "host:0", "host:70000", "ho st:1", "h" * 300 + ":1", 7)),
-        *({"epoch": one} for one in ("1", -1, True)),
+        *({"address": at} for at in ("nowhere", ":7950", "host:0", "host:70000", "ho st:1", "h" * 300 + ":1", 7)),
+        *({"epoch": epoch} for epoch in ("1", -1, True)),
         *({"protocol": None}, {"product": 5}),
     ],
 )

@@ -72,7 +72,7 @@ def test_an_end_that_is_not_held_here_is_nobodys_and_not_roots() -> None:
     """The kernel gives the user id 0 for an end that no process holds: whoever hung up at once was taken for root."""
     with taken(socket.AF_INET, "127.0.0.1") as (line, (caller, here)):
         odd: list[SocketAddress] = [here, ("192.0.2.1", 7), (), ("no address", 7)]
-        for ends in (*((one, here) for one in odd), (caller, ("127.0.0.1", 1)), ((), ())):
+        for ends in (*((address, here) for address in odd), (caller, ("127.0.0.1", 1)), ((), ())):
             assert login_of(*ends) is None, ends
         line.close()
         assert login_of(caller, here) is None

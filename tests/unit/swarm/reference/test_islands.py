@@ -67,8 +67,8 @@ def test_the_cut_changes_no_bit(mode: str, tied: bool) -> None:
 
 def test_diloco_is_evaluated_where_all_islands_hold_the_outer_weights_and_streaming_at_once() -> None:
     diloco, streaming = (train(spec_of(mode, every_steps=4)).evaluations for mode in ("diloco", "streaming"))
-    assert [one.version for one in diloco] == [4, 6]
-    assert [one.version for one in streaming] == [1, 2, 3, 4, 5, 6]
+    assert [evaluation.version for evaluation in diloco] == [4, 6]
+    assert [evaluation.version for evaluation in streaming] == [1, 2, 3, 4, 5, 6]
 
 
 def pair(**outer: Any) -> tuple[list[list[Stage]], ReferenceOuterSteps]:
@@ -240,7 +240,7 @@ def test_a_late_island_takes_over_what_the_others_moved_and_keeps_its_own(
     steps, (first, second) = ReferenceOuterSteps(spec, islands), islands
     merged = outer_plan(spec).rhythm.overlap_steps + 1
     exchanges = TookPart(
-        [OuterRecord(merged + 1, (0,), late=(1,))], 2, [(one.behind, 0) for one in outer_courses(spec)[0].outer]
+        [OuterRecord(merged + 1, (0,), late=(1,))], 2, [(due.behind, 0) for due in outer_courses(spec)[0].outer]
     )
     drift(islands)
     if bad:
@@ -283,13 +283,13 @@ def test_the_tokens_of_each_step_are_in_one_version_of_each_fragment(
     dice, steps, count = Random(seed), 29, 4
     spec = spec_of(mode, count, steps=steps, **outer)
     course, late, log = outer_courses(spec)[0], dict[int, set[int]](), list[OuterRecord]()
-    for one in course.outer:
-        able = {island for island in range(count) if dice.random() < 0.4} - late.get(one.fragment, set())
-        late[one.fragment] = set() if one.behind == steps or len(able) == count else able
-        islands = tuple(sorted({*range(count)} - late[one.fragment]))
-        if late[one.fragment]:
-            log.append(OuterRecord(one.behind, islands, {}, one.fragment, tuple(sorted(late[one.fragment]))))
-    exchanges = TookPart(read(written(log)), count, [(one.behind, one.fragment) for one in course.outer])
+    for due in course.outer:
+        able = {island for island in range(count) if dice.random() < 0.4} - late.get(due.fragment, set())
+        late[due.fragment] = set() if due.behind == steps or len(able) == count else able
+        islands = tuple(sorted({*range(count)} - late[due.fragment]))
+        if late[due.fragment]:
+            log.append(OuterRecord(due.behind, islands, {}, due.fragment, tuple(sorted(late[due.fragment]))))
+    exchanges = TookPart(read(written(log)), count, [(due.behind, due.fragment) for due in course.outer])
     made = ReferenceOuterSteps(spec, [[]] * count)
     trained = [[dice.randrange(1, 1000) for _ in range(steps)] for _ in range(count)]
     counted = [[list[int]() for _ in range(count)] for _ in range(course.fragments)]
@@ -304,13 +304,13 @@ def test_the_tokens_of_each_step_are_in_one_version_of_each_fragment(
     for step in range(steps):
         made.after(step, {island: trained[island][step] for island in range(count)}, exchanges)
     for fragment in range(course.fragments):
-        merges = [one for one in course.outer if one.fragment == fragment]
+        merges = [due for due in course.outer if due.fragment == fragment]
         for island in range(count):
             spans, since = list[int](), 0
-            for one in merges:
-                if island in exchanges.proposers(one.behind - 1, fragment):
-                    spans.append(sum(trained[island][since : one.captured]))
-                    since = one.captured
+            for due in merges:
+                if island in exchanges.proposers(due.behind - 1, fragment):
+                    spans.append(sum(trained[island][since : due.captured]))
+                    since = due.captured
             assert counted[fragment][island] == spans
             assert sum(spans) == sum(trained[island])
     assert log, "somebody was late"
@@ -340,7 +340,7 @@ def test_nothing_is_saved_where_an_island_was_late(tmp_path: Path) -> None:
     """Behind the next exchange it is, and goes on from there."""
     spec, log = spec_of(every_steps=2, steps=8), [OuterRecord(4, (0,), late=(1,))]
     whole, found = kept(spec, tmp_path, log=log, every_steps=4)
-    assert [one.step for one in found] == [6]
+    assert [evaluation.step for evaluation in found] == [6]
     again = train_local(spec, batches_of(spec), start=found[0], log=log)
     assert (again.sha256, again.losses) == (whole.sha256, whole.losses[6:])
 
@@ -381,7 +381,7 @@ def test_a_checkpoint_brings_back_every_island_bit_for_bit_at_any_number_of_stag
 ) -> None:
     spec = changed(spec_of(every_steps=2, tied=tied, steps=7), "training", optimizer=optimizer)
     whole, found = kept(spec, tmp_path, every_steps=3)
-    assert [one.step for one in found] == [4, 6], "behind the first exchange that follows steps 3 and 6"
+    assert [evaluation.step for evaluation in found] == [4, 6], "behind the first exchange that follows steps 3 and 6"
     for start in found:
         assert fault_of(start) == ""
         for stages in (1, 3):
@@ -397,7 +397,7 @@ def test_islands_that_merge_fragments_in_turn_go_on_from_a_checkpoint_with_weigh
     """With gaia these have what was not significant yet."""
     spec = spec_of(mode, every_steps=4, fragments=2, overlap_steps=1, steps=10)
     whole, found = kept(spec, tmp_path, every_steps=1)
-    assert [one.step for one in found] == [3, 5, 7, 9], "behind each merge"
+    assert [evaluation.step for evaluation in found] == [3, 5, 7, 9], "behind each merge"
     for start in found:
         assert fault_of(start) == ""
         for stages in (1, 3):

@@ -305,8 +305,8 @@ async def test_a_stream_goes_on_only_as_long_as_its_caller_may_stay(method: str)
                 over.set()
 
         async def stream_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            async for one in self.unary_stream(b"", context):
-                yield one
+            async for content in self.unary_stream(b"", context):
+                yield content
 
         async def stream_unary(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
             try:

@@ -40,7 +40,7 @@ def test_each_replica_is_a_thread_of_its_stage_and_times_are_microseconds(golden
 
 
 def test_what_may_overlap_is_shown_beside_its_track(golden: Golden) -> None:
-    golden("\n".join(json.dumps(one) for one in chrome_trace(STEP)["traceEvents"] if one["ph"] in "be"))
+    golden("\n".join(json.dumps(event) for event in chrome_trace(STEP)["traceEvents"] if event["ph"] in "be"))
 
 
 def test_the_summary_has_each_kind_once() -> None:

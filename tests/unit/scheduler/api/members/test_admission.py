@@ -73,8 +73,8 @@ async def test_a_first_start_makes_a_swarm_whose_admin_types_nothing(tmp_path: P
         assert side.members.authority.cluster == made.cluster
         assert (await asyncio.to_thread(renewed, side.address, made, 10.0)).principal == made.principal
         assert side.admin.key_pem != admin.key_pem
-        for one in (admin, side.admin):  # a command that was under way knows the key before
-            await asyncio.to_thread(vouched, side.address, one, Role.VIEWER, "bob", 10.0)
+        for caller in (admin, side.admin):  # a command that was under way knows the key before
+            await asyncio.to_thread(vouched, side.address, caller, Role.VIEWER, "bob", 10.0)
         await side.members.revoke("admin/local", "stolen")
         admin = side.admin
     async with scheduler_side(tmp_path / "data") as side:  # its owner is taken in again, with the new key alone

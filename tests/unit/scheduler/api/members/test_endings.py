@@ -119,4 +119,4 @@ def test_only_the_incarnation_whose_session_broke_and_that_is_not_heard_again_ha
     membership.hello(Hello(A, 2, PROTOCOL_VERSION, "0", "x:1", "", "cpu", 1, 0, -1, JobId("")), 1.1)
     assert membership.ended(A, 2, 1.2, "it is heard again") == []
     membership.disconnected(A, 2, 1.3)
-    assert [one.after for one in membership.ended(A, 2, 1.3, "its process has ended")] == [PeerState.GONE]
+    assert [transition.after for transition in membership.ended(A, 2, 1.3, "its process has ended")] == [PeerState.GONE]

@@ -51,7 +51,7 @@ class Side:
         return [session.commands.get_nowait() for _ in range(session.commands.qsize())]
 
     def passes_of(self, peer: PeerId) -> list[Pass]:
-        return [read(cast(TakePass, one).token, KEY.public) for one in self.told(peer)]
+        return [read(cast(TakePass, command).token, KEY.public) for command in self.told(peer)]
 
 
 def play(story: Callable[[Side], Awaitable[None]], *revoked: CutOff) -> None:
@@ -127,7 +127,7 @@ def test_a_pass_names_the_timeline_of_the_island() -> None:
         side = Side(islands=2)
         side.membership.assign(Q, JOB, 1, 0.0)
         side.passes.send(Q, load(1))
-        (shown,) = [read(one.token, KEY.public) for one in side.told(Q) if isinstance(one, TakePass)]
+        (shown,) = [read(command.token, KEY.public) for command in side.told(Q) if isinstance(command, TakePass)]
         assert (shown.timeline, shown.stage, shown.stages) == (4 * 2 + 1, 1, 3)
 
     sim.run(story(), seed=1, limit_s=10.0)

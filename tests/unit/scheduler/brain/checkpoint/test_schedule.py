@@ -68,7 +68,7 @@ def test_islands_are_saved_where_all_hold_the_same_and_there_alone_does_their_cl
 
 def test_nothing_is_saved_behind_an_exchange_that_islands_merge_at_several_moments() -> None:
     course = OuterCourse(IslandCourse(12, 4, 2, 0))
-    first, second, third = (one.step + 1 for one in course.outer)
+    first, second, third = (outer.step + 1 for outer in course.outer)
     saving = CheckpointSchedule(SavingRules(every_steps=2, every_s=10.0), 1, 0, course.steps, course)
     assert saving.wants(first, 0.0)
     saving.merges(Exchanged(first - 1, (), False, 1.0))

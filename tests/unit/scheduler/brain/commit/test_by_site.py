@@ -46,10 +46,10 @@ class Job:
     @property
     def form(self) -> str:
         members = self.asked[0][1].members
-        owned = {one.peer: f"{one.peer}:{one.stop - one.start}" for one in members}
+        owned = {member.peer: f"{member.peer}:{member.stop - member.start}" for member in members}
         groups: dict[str, list[str]] = {}
-        for one in members:
-            groups.setdefault(one.group or "flat", []).append(owned[one.peer])
+        for member in members:
+            groups.setdefault(member.group or "flat", []).append(owned[member.peer])
         return " | ".join(f"{group} {' '.join(each)}" for group, each in groups.items())
 
     def ends(self) -> None:
@@ -74,7 +74,7 @@ class Job:
 
     def fails(self, by: str, accused: str) -> str:
         """A member accuses another; gives the round that is begun instead."""
-        peer, command = next(one for one in self.asked if one[0] == by)
+        peer, command = next(pair for pair in self.asked if pair[0] == by)
         self.swarm.now_s += 1.0
         named = (0, command.step, command.unit, command.round, "no part came", PeerId(accused))
         self.swarm.hear(peer, RoundFailed(*named, RoundFault.MEMBER))
@@ -86,7 +86,7 @@ class Job:
     @property
     def told(self) -> list[str]:
         """The job's log, and what `explain` says."""
-        notes = [one.message for one in self.swarm.outputs if isinstance(one, Note) and "averages" in one.message]
+        notes = [note.message for note in self.swarm.outputs if isinstance(note, Note) and "averages" in note.message]
         return [*notes, *(f"explain: {text}" for text in self.swarm.brain.situation(1.0).averages.values())]
 
 

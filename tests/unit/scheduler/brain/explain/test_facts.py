@@ -278,7 +278,7 @@ def test_a_job_says_how_many_train_it_unless_something_else_was_decided_or_the_d
 def test_a_job_says_which_machines_it_lost_and_that_no_step_went_with_them(golden: Golden) -> None:
     """After a kill the headline stayed "trains with 4 stage servers", and nobody saw that something had happened."""
     lost = [(0, 0, True), (1, 0, False), (1, 1, True), (1, 0, True), (2, 2, True), (2, 1, False)]
-    golden("\n".join(f"{one}: {machines_lost(*one[:2], are_enough=one[2])}" for one in lost))
+    golden("\n".join(f"{facts}: {machines_lost(*facts[:2], are_enough=facts[2])}" for facts in lost))
 
 
 def test_a_job_that_waits_is_told_its_place_and_who_has_the_stage_servers(golden: Golden) -> None:

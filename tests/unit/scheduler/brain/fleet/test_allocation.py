@@ -148,7 +148,7 @@ def test_a_large_job_under_churn_does_not_starve_one_that_waits() -> None:
         if decision.plan is not None:
             break
         handed = allocate(idle, idle + busy(8), [job], [running(A, 4, 4, at_start=100)], {})
-        collected = [one for one in idle if one.peer not in {join.peer for join in handed.joins}]
+        collected = [peer for peer in idle if peer.peer not in {join.peer for join in handed.joins}]
         waited_s += 60.0
     assert decision is not None
     assert decision.plan is not None
@@ -216,7 +216,7 @@ def test_a_turn_decides_as_if_every_job_looked_at_all_before_it(data: st.DataObj
             expected = {} if job.looks else job.plan(free).plan
             assert (decision.plan or {}) == (expected or {})
             if decision.plan:
-                left = [one for one in left if one.peer not in decision.plan]
+                left = [peer for peer in left if peer.peer not in decision.plan]
                 turn.only(left)
             else:
                 beside.append(job)
@@ -233,7 +233,7 @@ def _less_what_is_kept(
             kept = other.least(free)
         if not kept and number < len(above) and other.plan(present).plan is not None:
             kept = other.least(free)
-        free = [one for one in free if one.peer not in kept]
+        free = [peer for peer in free if peer.peer not in kept]
     return free
 
 

@@ -37,7 +37,7 @@ def test_each_island_gives_to_one_and_keeps_what_it_needs() -> None:
     roster = loaded(islands=3, replicas=2)
     roster.lose(1, "gone")
     roster.lose(2, "gone")
-    assert [(one.island, one.origin) for one in plan(roster, 3)] == [(1, 0)]
+    assert [(fork.island, fork.origin) for fork in plan(roster, 3)] == [(1, 0)]
     lonely = loaded(islands=2, replicas=1)
     lonely.lose(1, "gone")
     assert plan(lonely, 3) == []

@@ -162,7 +162,7 @@ def test_a_site_that_was_left_out_rests_twice_as_long_each_time_and_is_forgiven_
     made.now_s = 1400.0
     arrive(made), arrive(made)
     made.play_until(lambda _: made.brain.present == (0, 1))
-    (island,) = (one for one in (0, 1) if roster.home(one) == "berlin")
+    (island,) = (island for island in (0, 1) if roster.home(island) == "berlin")
     assert guests.leave_out(island, roster, 30.0, 2000.0).endswith("in 600 s"), "it has taken part in no exchange since"
     before = len(exchanges(made.history))
     made.play_until(lambda _: len(exchanges(made.history)) > before)

@@ -115,7 +115,7 @@ def island(
 def waits_roster(*islands: Any) -> Any:
     """None in the place of an island: it is lost."""
     at_work = {number: one for number, one in enumerate(islands) if one is not None}
-    steps = {one.outer_step for one in at_work.values()}
+    steps = {island.outer_step for island in at_work.values()}
     return SimpleNamespace(
         islands=islands,
         courses=COURSES,

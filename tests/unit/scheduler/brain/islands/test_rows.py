@@ -29,8 +29,8 @@ BOTH = (0, 1)
 def told(rows: Rows, *ones: CommitRow, present: tuple[int, ...] = BOTH) -> list[int]:
     """The steps that are told, row by row; the two of an outer step come together."""
     found = []
-    for one in ones:
-        found += [row.step for row in rows.take((one,), (), present).rows]
+    for commit in ones:
+        found += [row.step for row in rows.take((commit,), (), present).rows]
     return found
 
 
@@ -91,11 +91,11 @@ def test_rows_are_put_together_again_as_they_count() -> None:
     fork = Fork(NEW, 6, 3)
     all_of_them = [row(0, step, tokens=5) for step in range(4)] + [row(1, 0, tokens=7)]
     made = rows.rebuild([*all_of_them, replace(row(1, 3, tokens=9), timeline=NEW)], [fork])
-    assert [(one.step, one.tokens) for one in made] == [(0, 5), (1, 5), (2, 14)]
+    assert [(record.step, record.tokens) for record in made] == [(0, 5), (1, 5), (2, 14)]
     assert rows.log == [OuterRecord(2, (0,), {1: 0})]
     assert Rows(3, COURSES).rebuild(all_of_them[:2], [fork], (), [exchange(0)]) == made[:2], "its row is not there yet"
     early = Rows(3, COURSES)
-    assert [one.step for one in early.rebuild([row(0, 0), row(0, 1), row(1, 0)], [])] == [0]
+    assert [record.step for record in early.rebuild([row(0, 0), row(0, 1), row(1, 0)], [])] == [0]
     assert told(early, row(1, 1)) == [1], "it goes on from there"
 
 
@@ -106,7 +106,7 @@ def test_an_exchange_counts_steps_that_an_island_makes_after_it() -> None:
     assert rows.take((row(0, 2),), (), BOTH, exchange(0, 1)).rows == ()
     assert told(rows, row(1, 1), row(1, 2), row(0, 3)) == [1]
     last = rows.take((row(0, 4),), (), (0,), exchange(0, step=4))
-    assert (last.dropped_tokens, last.left_out, [one.step for one in last.rows]) == (0, {1: 1}, [2])
+    assert (last.dropped_tokens, last.left_out, [record.step for record in last.rows]) == (0, {1: 1}, [2])
 
 
 def test_steps_of_a_late_island_are_waited_for_and_count_unless_it_is_lost() -> None:
@@ -118,22 +118,22 @@ def test_steps_of_a_late_island_are_waited_for_and_count_unless_it_is_lost() -> 
     durable = [row(0, 0), row(1, 0, tokens=5), row(0, 1), row(0, 2), row(0, 3), row(1, 1, tokens=7), row(1, 2)]
     again = Rows(3, COURSES)
     made = again.rebuild(durable, [], (), [exchange(0, late=(1,))])
-    assert [(one.step, one.tokens) for one in made] == [(0, 13), (1, 15)]
+    assert [(record.step, record.tokens) for record in made] == [(0, 13), (1, 15)]
     lost = rows.take((row(0, 4),), (), (0,), exchange(0, step=4))
     assert (lost.dropped_tokens, lost.left_out) == (12, {1: 3}), "of two periods"
     assert rows.log == [OuterRecord(2, (0,), late=(1,)), OuterRecord(3, (0,))]
     without = Rows(3, COURSES).rebuild([*durable, row(0, 4)], [], (), [exchange(0, late=(1,)), exchange(0, step=4)])
-    assert [(one.step, one.tokens) for one in without] == [(0, 8), (1, 8), (2, 8)]
+    assert [(record.step, record.tokens) for record in without] == [(0, 8), (1, 8), (2, 8)]
 
 
 def test_rows_of_a_timeline_that_began_without_an_island_are_put_together_without_it() -> None:
     rows = Rows(3, COURSES)
-    assert [one.step for one in rows.rebuild([row(0, 0), row(0, 1)], [], absent={1})] == [0, 1]
+    assert [record.step for record in rows.rebuild([row(0, 0), row(0, 1)], [], absent={1})] == [0, 1]
     assert rows.take((row(0, 2),), (), (0,), exchange(0)).left_out == {1: 2}
     assert rows.log == [OuterRecord(2, (0,))]
     again, fork = Rows(3, COURSES), Fork(NEW, 6, 3)
     made = again.rebuild([row(0, step) for step in range(4)], [fork], absent={1})
-    assert [one.step for one in made] == [0, 1], "it began anew, and is waited for"
+    assert [record.step for record in made] == [0, 1], "it began anew, and is waited for"
 
 
 def test_leases_are_in_the_log_unless_they_stayed_equal() -> None:

@@ -45,10 +45,10 @@ def test_a_replica_that_was_never_measured_is_believed_to_be_as_fast_as_the_best
 ) -> None:
     assert loads.pace_s(A, 0) == UNKNOWN_S
     loads.measured(A, 0.5)
-    assert [one.pace_s for one in loads.by_stage()[0]] == [0.5, 0.5]
+    assert [load.pace_s for load in loads.by_stage()[0]] == [0.5, 0.5]
     assert (loads.measured_s(A), loads.measured_s(B)) == (0.5, 0.0)
     loads.measured(B, 0.25)
-    assert [one.pace_s for one in loads.by_stage()[0]] == [0.5, 0.25]
+    assert [load.pace_s for load in loads.by_stage()[0]] == [0.5, 0.25]
     assert loads.best_s(0) == 0.25
     loads.validate()
 
@@ -58,19 +58,19 @@ def test_what_a_replica_was_given_counts_at_once(books: BrainState, loads: Loads
     books.ledger.open(0)
     books.ledger.feed(0, [Hop(A, 1, 1, ""), Hop(C, 1, 1, "")], 0.0)
     loads.validate()
-    assert [[one.outstanding for one in stage] for stage in loads.by_stage()] == [[1, 0], [1]]
+    assert [[load.outstanding for load in stage] for stage in loads.by_stage()] == [[1, 0], [1]]
 
 
 def test_suspects_and_who_leaves_have_no_credit(books: BrainState, loads: Loads) -> None:
     books.pool[A].trust = Trust.SUSPECT
     loads.changed(A)
-    assert [one.has_credit for one in loads.by_stage()[0]] == [False, True]
+    assert [load.has_credit for load in loads.by_stage()[0]] == [False, True]
     assert not loads.load(A, keep=True).has_credit
     books.pool[A].trust = Trust.TRUSTED
     books.pool.leaves.ask(A, Leave("drained"))
     books.pool.leaves.begin(books.pool.by_stage[0], [], 0)
     loads.changed(A)
-    assert [one.has_credit for one in loads.by_stage()[0]] == [False, True]
+    assert [load.has_credit for load in loads.by_stage()[0]] == [False, True]
     assert loads.load(A, keep=True).has_credit, "it keeps what it has"
     loads.validate()
 
@@ -81,7 +81,7 @@ def test_a_replica_that_comes_back_is_measured_anew(books: BrainState, loads: Lo
     books.pool.remove(A)
     loads.remove(A, 0)
     loads.validate()
-    assert [[one.peer for one in stage] for stage in loads.by_stage()] == [[B], [C]]
+    assert [[load.peer for load in stage] for stage in loads.by_stage()] == [[B], [C]]
     books.pool.add(ReplicaRecord(A, 2, "", 0))
     loads.add(A)
     assert not loads.is_measured(A)

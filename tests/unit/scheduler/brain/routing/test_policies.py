@@ -75,7 +75,7 @@ def test_the_path_is_the_cheapest_of_all(data: st.DataObject) -> None:
     links = {pair: float(data.draw(costs)) for pair in pairs}
 
     def cost(path: tuple[ReplicaLoad, ...], use_links: bool) -> float:
-        return sum(one.completion_s for one in path) + (
+        return sum(load.completion_s for load in path) + (
             sum(links[x.peer, y.peer] for x, y in pairwise(path)) if use_links else 0
         )
 

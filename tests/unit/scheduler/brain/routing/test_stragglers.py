@@ -70,9 +70,9 @@ def test_who_asks_for_a_deadline_does_not_change_it() -> None:
     """It was that of the samples when somebody first asked, so a job that was played again decided otherwise."""
     asked, alone = measured(2.0), measured(2.0)
     for index in range(40):
-        for one in (asked, alone):
-            one.began(hop(index), 10.0)
-            one.done(hop(index), 12.0 + 0.1 * index)
+        for each in (asked, alone):
+            each.began(hop(index), 10.0)
+            each.done(hop(index), 12.0 + 0.1 * index)
         asked.of(0, FORWARD)
         asked.due_s()
     assert asked.of(0, FORWARD) == alone.of(0, FORWARD) != 2.6
@@ -141,7 +141,7 @@ def test_a_turn_that_takes_much_longer_than_others_is_told_once() -> None:
     assert (again.hop, again.waited_s) == (late.hop, 2.0)
     lateness.look_again(again, 51.0)
     lateness.forwarded(1, 0, 0, A, 51.5)
-    assert A not in {one.hop.peer for one in lateness.expired(100.0)}
+    assert A not in {late.hop.peer for late in lateness.expired(100.0)}
     lateness.routed(1, 0, [C, B], [False, False], 101.0)
     lateness.forget_peer(C)
     assert watched(lateness) == []

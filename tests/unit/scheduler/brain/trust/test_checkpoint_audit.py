@@ -35,7 +35,7 @@ def test_honest_replicas_are_never_struck_and_all_files_are_vouched_for(pools: t
     swarm = trained(pools=pools)
     swarm.assert_finished()
     assert (swarm.struck, swarm.unfit) == ([], [])
-    last = [one.files for one in swarm.vouched if one.version == STEPS]
+    last = [vouched.files for vouched in swarm.vouched if vouched.version == STEPS]
     assert sorted(last, key=str) == [{f"model/{stage}": f"version {STEPS}"} for stage in range(len(pools))]
     others = sum(min(2, len(pool) - 1) for pool in pools)
     assert len(asked(swarm, HashStage, STEPS)) == others
@@ -54,8 +54,8 @@ def test_a_liar_among_three_is_proven_wrong_and_what_it_stored_is_saved_again(li
     asked_for = {SaveStage: "stored", HashStage: "hashed"}
     lied = any(peer == liar and asked_for.get(type(command)) in kinds for peer, command in swarm.told)
     assert bool(swarm.struck) == lied
-    for one in swarm.vouched:
-        assert all(not content.startswith("false") for content in one.files.values())
+    for vouched in swarm.vouched:
+        assert all(not content.startswith("false") for content in vouched.files.values())
     if swarm.struck:
         assert "second hash" in swarm.struck[0].evidence
         assert "model/" in swarm.struck[0].evidence
@@ -69,7 +69,7 @@ def test_of_two_nobody_is_struck_and_the_other_one_saves() -> None:
     assert swarm.struck == []
     assert asked(swarm, SaveStage, 2)[0] == first
     assert any("unclear who is right: model/0" in note for note in swarm.notes)
-    assert all(not content.startswith("false") for one in swarm.vouched for content in one.files.values())
+    assert all(not content.startswith("false") for vouched in swarm.vouched for content in vouched.files.values())
 
 
 def test_who_cannot_hash_has_no_say_and_is_not_waited_for() -> None:
@@ -122,7 +122,7 @@ def test_word_of_an_earlier_request_accuses_nobody() -> None:
     swarm.run(most=20000)
     swarm.assert_finished()
     assert swarm.struck == []
-    assert {path for one in swarm.vouched for path in one.files} == {"model/0", "model/1"}
+    assert {path for vouched in swarm.vouched for path in vouched.files} == {"model/0", "model/1"}
 
 
 def test_only_those_who_are_asked_have_a_say() -> None:

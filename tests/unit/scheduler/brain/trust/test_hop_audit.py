@@ -81,7 +81,7 @@ def test_a_checker_is_asked_on_beside_others_than_those_whose_tensors_it_lacks()
     swarm.run()
     swarm.assert_finished()
     checks_of_a = [one for peer, one in swarm.told if isinstance(one, Check) and peer == "b" and not one.stage]
-    assert {one.hops[1].peer for one in checks_of_a} == {"d"}
+    assert {check.hops[1].peer for check in checks_of_a} == {"d"}
 
 
 @pytest.mark.parametrize("seed", range(4))

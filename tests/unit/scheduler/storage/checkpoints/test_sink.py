@@ -99,7 +99,7 @@ async def test_stages_come_in_and_a_checkpoint_comes_out(tmp_path: Path) -> None
         for version in (2, 4, 6, 8):
             made.publish(await put_all(made, version))
             await made.close()
-    assert [one.step for one in heard.kept_] == [2, 4, 6, 8]
+    assert [checkpoint.step for checkpoint in heard.kept_] == [2, 4, 6, 8]
     assert [checkpoint.step for checkpoint in list_checkpoints(LocalStorage(tmp_path), JOB_ID)[0]] == [4, 6, 8]
     assert heard.notes == ["removed step-00000002"]
 
@@ -376,7 +376,7 @@ async def test_one_with_wrong_bytes_is_not_kept_although_it_is_being_completed(
             is_reading.clear()
             may_go_on.clear()
     executor.shutdown()
-    assert [one.step for one in heard.kept_] == [2, 4]
+    assert [checkpoint.step for checkpoint in heard.kept_] == [2, 4]
     assert (heard.failed_, heard.notes) == ([], [])
     assert {path.name for path in tmp_path.iterdir()} == {"latest", "step-00000002", "step-00000004"}
 
@@ -426,7 +426,7 @@ async def test_a_version_that_is_dropped_as_its_first_file_comes_stops_nothing(
             await asyncio.gather(put, return_exceptions=True)
             made.publish(await put_all(made, 4))
             await made.close()
-    assert [one.step for one in heard.kept_] == [4]
+    assert [checkpoint.step for checkpoint in heard.kept_] == [4]
 
 
 async def test_a_stage_stores_no_more_than_it_can_weigh(tmp_path: Path) -> None:

@@ -131,10 +131,10 @@ async def test_of_two_who_join_at_the_same_time_with_one_use_one_gets_in(tmp_pat
             done = await asyncio.gather(
                 *(joined(members, line, f"gpu-{number}") for number in range(5)), return_exceptions=True
             )
-            assert [type(one) for one in done] == [Caller, Caller, BadToken, BadToken, BadToken]
+            assert [type(outcome) for outcome in done] == [Caller, Caller, BadToken, BadToken, BadToken]
             same = await token(members, uses=2)
             done = await asyncio.gather(*(joined(members, same, "twin") for _ in range(2)), return_exceptions=True)
-            assert sorted(type(one).__name__ for one in done) == ["BadToken", "Caller"]
+            assert sorted(type(outcome).__name__ for outcome in done) == ["BadToken", "Caller"]
             assert len(members.members()) == 3
 
 
@@ -177,7 +177,7 @@ async def test_a_wrong_secret_an_unknown_token_and_a_used_one_are_told_alike(mem
     line, used = await token(members), await token(members)
     await joined(members, used)
     wrong = (replace(line, secret=line.secret[::-1]), replace(line, id="a" * 8), replace(line, secret=""), used)
-    assert len({await refusal(members, one, "gpu-2") for one in wrong}) == 1
+    assert len({await refusal(members, token, "gpu-2") for token in wrong}) == 1
     assert [token.uses_left for token in members.tokens()] == [1]
 
 
@@ -307,7 +307,7 @@ async def test_an_admins_word_replaces_the_key_of_a_name(members: Members) -> No
     first = await joined(members, await token(members))
     second = caller_of(await members.issue(Application("gpu-1").request_pem, GPU, "gpu-1", "admin me"))
     here = await members.issue_here(Role.ADMIN, "local")
-    assert [is_known(members, one) for one in (first, second)] == [False, True]
+    assert [is_known(members, certificate) for certificate in (first, second)] == [False, True]
     members.check(caller_of(here.certificate_pem), LIST)
     with pytest.raises(UsageError):
         await members.issue(Application("x").request_pem, GPU, "a/b", "admin me")
@@ -396,7 +396,7 @@ async def test_a_revoked_name_is_free_for_tokens_made_since(members: Members, cl
     clock.unix_s += 2 * LIFE_S  # then an older token made a member of it again
     assert "was revoked" in await refusal(members, old)
     owner = await joined(members, await token(members))
-    assert [is_known(members, one) for one in (thief, owner)] == [False, True]
+    assert [is_known(members, certificate) for certificate in (thief, owner)] == [False, True]
 
 
 async def test_a_revoked_key_does_not_take_its_name_back_from_the_next_holder(members: Members, clock: Clock) -> None:
@@ -407,7 +407,7 @@ async def test_a_revoked_key_does_not_take_its_name_back_from_the_next_holder(me
     clock.unix_s += 1.0
     owner = await joined(members, await token(members))
     assert "there is a stage-server gpu-1 already" in await refusal(members, line, application=application)
-    assert [is_known(members, one) for one in (thief, owner)] == [False, True]
+    assert [is_known(members, certificate) for certificate in (thief, owner)] == [False, True]
 
 
 async def test_a_name_of_several_roles_is_revoked_by_role_and_name(members: Members) -> None:
@@ -446,7 +446,7 @@ async def test_a_restart_knows_all(tmp_path: Path) -> None:
         before = members.members(), members.tokens()
     async with opened(tmp_path, clock) as (members, _):
         assert (members.members(), members.tokens()) == before
-        assert [is_known(members, one) for one in (first, renewed, gone)] == [True, True, False]
+        assert [is_known(members, certificate) for certificate in (first, renewed, gone)] == [True, True, False]
         assert "used" in await refusal(members, line)
         assert is_known(members, await joined(members, line, application=application))
         assert is_known(members, await joined(members, spare, "ann"), LIST)

@@ -32,7 +32,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def places(*sizes: int) -> dict[str, str]:
     """So many members at each site."""
-    return {f"{chr(97 + site)}{one}": f"site-{site}" for site, size in enumerate(sizes) for one in range(size)}
+    return {f"{chr(97 + site)}{number}": f"site-{site}" for site, size in enumerate(sizes) for number in range(size)}
 
 
 def fleet(
@@ -42,7 +42,7 @@ def fleet(
     sizes = Counter(site_of.values())
     replicas = [ReplicaRecord(PeerId(name), 1, name, 0, site=site) for name, site in sorted(site_of.items())]
     members = plan_round(
-        replicas, {}, elements, [1 / sizes[one.site] for one in replicas] if by_site else None, by_site=by_site
+        replicas, {}, elements, [1 / sizes[replica.site] for replica in replicas] if by_site else None, by_site=by_site
     )
     lines = dict.fromkeys(site_of, NEAR) | dict.fromkeys(sizes, FAR)
     return Fleet(Average(0, 0, UNIT, Round(1, 1), members, TOKENS, 1e6), codec, bits, lines, site_of)
@@ -96,7 +96,7 @@ def test_on_the_grid_the_bits_are_those_of_a_flat_round(seed: int) -> None:
         Average(0, 0, UNIT, Round(1, 1), members, TOKENS, 1e6),
         "none",
         rng.choice((BITS, 40)),
-        dict.fromkeys([one.address for one in replicas], NEAR),
+        dict.fromkeys([replica.address for replica in replicas], NEAR),
     )
     made.copies = rng.choice((1, 2))
     _, means = made.run()
@@ -135,6 +135,6 @@ def test_in_ordinary_mode_all_hold_one_mean_that_is_nearly_the_flat_one(codec: s
     _, means = made.run()
     mean = one_of(means).gradient
     total = sum(stage.sums.double() for stage in made.stages.values())
-    left = sum(one.left.double() for one in means.values() if one.left is not None)
+    left = sum(mean.left.double() for mean in means.values() if mean.left is not None)
     assert torch.allclose(TOKENS * mean.double() + left, total, rtol=0.0, atol=2e-5)
     assert codec != "none" or float((mean * TOKENS - total).abs().max() / total.abs().max()) < 2e-7

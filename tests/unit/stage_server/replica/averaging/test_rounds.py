@@ -260,7 +260,7 @@ async def test_an_envoy_tells_of_all_that_it_missed_at_once(made: Table) -> None
     made.rounds.exchange(Exchange(0, 0, UNIT, Round(1, 1), envoys, 3.0))
     await asyncio.sleep(4.0)
     told = [event for event in made.told if isinstance(event, RoundFailed)]
-    assert sorted((one.accused, one.cause) for one in told) == [("b", RoundFault.MEMBER), ("c", RoundFault.MEMBER)]
+    assert sorted((said.accused, said.cause) for said in told) == [("b", RoundFault.MEMBER), ("c", RoundFault.MEMBER)]
 
 
 @in_simulation()

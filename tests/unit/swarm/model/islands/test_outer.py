@@ -112,7 +112,7 @@ def test_what_is_not_finite_is_significant(bad: float) -> None:
 def test_what_islands_make_is_in_the_outer_weights_once_or_still_to_be_sent(data: st.DataObject) -> None:
     """Numbers are counts here, so nothing is rounded; tokens are such that means are exact too."""
     tokens = data.draw(st.sampled_from([(1, 1), (1, 3), (1, 1, 2)]))
-    shares = [one / sum(tokens) for one in tokens]
+    shares = [count / sum(tokens) for count in tokens]
     every = data.draw(st.integers(1, 4))
     overlap, steps = data.draw(st.integers(0, every - 1)), data.draw(st.integers(1, 6))
     plan = OuterPlan(Rhythm(steps, every, 1, overlap), 0.0, OuterUpdate(1.0, 0.0), data.draw(st.floats(0.0, 1.0)))
@@ -126,7 +126,7 @@ def test_what_islands_make_is_in_the_outer_weights_once_or_still_to_be_sent(data
             weights[island], made[island] = weights[island] + more, made[island] + more
         if plan.rhythm.captures(step):
             share = plan.significant_from(step + 1)
-            held = [significant(state.anchor - one, state.anchor, share) for one in weights]
+            held = [significant(state.anchor - weight, state.anchor, share) for weight in weights]
         if plan.rhythm.merges(step):
             before, rule = state, plan.rule(step)
             state = advance(before, compose(held, shares), plan.update)
@@ -137,4 +137,4 @@ def test_what_islands_make_is_in_the_outer_weights_once_or_still_to_be_sent(data
             assert torch.equal(of, out + one - state.anchor)
     total = torch.stack([share * one for share, one in zip(shares, made, strict=True)]).sum(dim=0)
     assert torch.equal(state.anchor, start + total)
-    assert all(torch.equal(one, state.anchor) for one in weights)
+    assert all(torch.equal(weight, state.anchor) for weight in weights)

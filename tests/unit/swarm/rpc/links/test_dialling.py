@@ -37,8 +37,8 @@ def test_when_a_relay_is_gone_only_its_peers_move() -> None:
     for number in range(100):
         peer = PeerId(f"gpu-{number}")
         before = Paths(RELAYS).relays_of(peer)
-        kept = [one for one in before if one != RELAYS[0]]
-        assert [one for one in fewer.relays_of(peer) if one in before] == kept
+        kept = [relay for relay in before if relay != RELAYS[0]]
+        assert [relay for relay in fewer.relays_of(peer) if relay in before] == kept
 
 
 def test_the_own_address_comes_first_and_without_one_relays_do() -> None:
