@@ -22,7 +22,7 @@ The price: where links limit, a faster peer behind a slow link draws more over t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -65,7 +65,7 @@ class _StageFigures:
     count: int
     rate: float  # microbatches/s of all its replicas
     mean_s: float  # of a microbatch at a replica
-    rates: Array  # by end
+    shares: Array  # of the rate, by end
     counts: Array  # by end
     unit_s: float  # of its round of averaging
 
@@ -149,7 +149,18 @@ class CutBound:
         counts: Array = np.bincount(ends, minlength=kinds).astype(np.float64)
         rate = float(rates.sum())
         unit_s = self._round_s(self.unit_bits[stage], peers, counts)
-        return _StageFigures(len(peers), rate, len(peers) / rate, by_end, counts, unit_s)
+        return _StageFigures(len(peers), rate, len(peers) / rate, by_end / rate, counts, unit_s)
+
+    def least_with_s(self, stages: Sequence[_StageFigures], changed: Mapping[int, Sequence[int]]) -> float:
+        """No step takes less where some of the stages get other members: what is cheap to say of a change."""
+        rate = min(float(self.rate[members, stage].sum()) for stage, members in changed.items())
+        round_s = max((stage.unit_s for number, stage in enumerate(stages) if number not in changed), default=0.0)
+        return self._step_s(rate, round_s)
+
+    def _step_s(self, rate: float, round_s: float, fill_s: float = 0.0) -> float:
+        share = HIDDEN if self.spec.overlap else 1.0
+        computing_s = self.spec.training.microbatches / rate + self.optimizer_s
+        return computing_s + share * (fill_s + round_s + self.commit_s)
 
     def _round_s(self, bits: float, peers: npt.NDArray[np.int64], counts: Array) -> float:
         """Seconds of a round of averaging: lines with the best shares, or the links between sites; and a round trip.
@@ -161,11 +172,10 @@ class CutBound:
             return 0.0
         line = self._line[peers]
         seconds = max(1.0 / float(line.min()), (2.0 * count - 2.0) / float(line.sum()))
-        used = np.flatnonzero(counts)
+        used = counts.nonzero()[0]
         if len(used) > 1:
-            pairs = np.ix_(used, used)
-            amount = 2.0 * np.outer(counts[used], counts[used]) / count / self._bits[pairs]
-            np.fill_diagonal(amount, 0.0)
+            pairs, here = (used[:, None], used), counts[used]
+            amount = 2.0 * (here[:, None] * here) / count / self._shared_bits[pairs]
             seconds = max(seconds, float(amount.max()))
             trip_s = 2.0 * float(self._delay_s[pairs].max())
         else:
@@ -174,13 +184,13 @@ class CutBound:
 
     def travel_s(self, left: _StageFigures, right: _StageFigures) -> float:
         """Seconds that a tensor travels over a boundary, mean over pairs."""
-        here, there = np.flatnonzero(left.counts), np.flatnonzero(right.counts)
-        pairs = np.outer(left.counts[here], right.counts[there])
-        return float((self._travel_s[np.ix_(here, there)] * pairs).sum()) / (left.count * right.count)
+        here, there = left.counts.nonzero()[0][:, None], right.counts.nonzero()[0]
+        pairs = left.counts[here] * right.counts[there]
+        return float((self._travel_s[here, there] * pairs).sum()) / (left.count * right.count)
 
     def _carried(self, stages: Sequence[_StageFigures]) -> tuple[float, str]:
         """The microbatches/s that the busiest link carries, and its name."""
-        shares = np.array([stage.rates / stage.rate for stage in stages])
+        shares = np.array([stage.shares for stage in stages])
         there: Array = np.einsum("sa,sb->ab", shares[:-1], shares[1:])
         with np.errstate(divide="ignore"):
             rates = self._shared_bits / self.boundary_bits / (there + there.T)
@@ -197,7 +207,8 @@ class CutBound:
 
     def joined(self, stages: Sequence[_StageFigures], travel_s: Sequence[float], tied_s: float) -> Bound:
         """The bound of a step from what its stages and boundaries add."""
-        rate, limits = min((stage.rate, f"stage {number}") for number, stage in enumerate(stages))
+        slowest = min(range(len(stages)), key=lambda number: stages[number].rate)
+        rate, limits = stages[slowest].rate, f"stage {slowest}"
         if len(stages) > 1 and len(self._ends) > 1 and (carried := self._carried(stages))[0] < rate:
             rate, limits = carried
         if HOPS_PER_S / len(stages) < rate:
@@ -205,9 +216,7 @@ class CutBound:
         means = [stage.mean_s for stage in stages]
         fill_s = sum(means) - max(means) + 2.0 * sum(travel_s)
         round_s = max(tied_s, max(stage.unit_s for stage in stages))
-        share = HIDDEN if self.spec.overlap else 1.0
-        computing_s = self.spec.training.microbatches / rate + self.optimizer_s
-        return Bound(computing_s + share * (fill_s + round_s + self.commit_s), rate, fill_s, round_s, limits)
+        return Bound(self._step_s(rate, round_s, fill_s), rate, fill_s, round_s, limits)
 
     def of(self, places: Places) -> Bound:
         """The bound of a placement: the members of each stage, at least one each."""

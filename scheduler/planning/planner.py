@@ -9,7 +9,7 @@ from statistics import mean
 
 from scheduler.planning.bound import Bound, CutBound
 from scheduler.planning.plan import Plan, Predicted, facts_hash, predicted_by_bound, rounded
-from scheduler.planning.play import RULES, Play, workload
+from scheduler.planning.play import RULES, Play, Played, workload
 from scheduler.planning.pool import PeerPool, PoolPeer, candidates
 from scheduler.planning.search import TIE, Placement, Search, basis_of
 from swarm.errors import InvalidConfig, OutOfMemory
@@ -36,22 +36,28 @@ AVERAGING_GROWS = 1.1  # by a peer: then its line is the reason why it is left o
 def plan_of(search: Search, *, plays: bool = True) -> Plan:
     """The plan of what a search found so far, which must be something.
 
-    With `plays` the best are played, as long as the bound of the next one is above what was played.
+    With `plays` the best are played, as long as the bound of the next one is above what was played: a few steps each,
+    and then on, whichever is the best so far, until the best has been played with all seeds.
     """
     found = search.found
     plans = [
         _plan(search.pool, search.spec, CutBound(search.pool, placement.spec), placement.places) for placement in found
     ]
     costs = [_cost(plan, by_price=search.by_price) for plan in plans]  # by the bound, the least first
-    shown = costs
+    shown, looks = costs, list[Iterator[Plan]]()
     if plays:
         shown = []
         for number, plan in enumerate(plans[: PLAYS_MAX if len(search.pool.peers) <= LARGE else 1]):
             if number >= PLAYS_MIN and costs[number] > min(shown) * (1.0 + ABOVE_BOUND):
                 break  # neither this nor a later one can be better
-            plans[number] = played(search.pool, search.spec, plan)
+            looks.append(_looks(search.pool, search.spec, plan))
+            plans[number] = next(looks[number])
             shown.append(_cost(plans[number], by_price=search.by_price))
-    first = next(number for number, cost in enumerate(shown) if cost <= min(shown) * (1.0 + TIE))
+    first = _first(shown)
+    while plays and (plan := next(looks[first], plans[first])) is not plans[first]:
+        plans[first], shown[first] = plan, _cost(plan, by_price=search.by_price)
+        first = _first(shown)
+    above_bound = shown[first] / costs[first] if costs[first] else 1.0
     best, plan = found[first], plans.pop(first)
     facts = CutBound(search.pool, best.spec)
     reasons = [f"limits: {_limits(best, plan)}"]
@@ -63,7 +69,8 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
     if plays:
         reasons.append(f"as placed: {_as_placed(search.pool, facts, plan)}")
     reasons += (f"left out: {text}" for text in _left_out(search.pool, facts, best))
-    plans.sort(key=lambda other: _cost(other, by_price=search.by_price))
+    plans.sort(key=lambda other: _cost(other, by_price=search.by_price)
+               * (above_bound if other.predicted is not None and other.predicted.by == "bound" else 1.0))  # fmt: skip
     others = [*(_told(other, plan, by_price=search.by_price) for other in plans[:NEXT_MAX]), *_refused(search)]
     reasons += [f"next best: {'; '.join(others)}"] if others else []
     if plays and (advice := _narrow(search.pool, facts, plan)):
@@ -102,27 +109,44 @@ def again(pool: PeerPool, spec: JobSpec, before: Plan) -> Plan:
 
 
 def played(pool: PeerPool, spec: JobSpec, plan: Plan) -> Plan:
-    """The plan with what plays of it show, in the place of what the bound predicts.
+    """The plan with what plays of it show, in the place of what the bound predicts."""
+    *_, last = _looks(pool, spec, plan)
+    return last
+
+
+def _looks(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[Plan]:
+    """The plan as it is played: by the first steps of a play, by one play, and by plays of all seeds.
 
     A play of long steps has fewer of them. Its spread is half of what the halves of all plays differ by.
     """
-    assert plan.predicted is not None
     facts = CutBound(pool, cut_as(pool, spec, plan))
     load = workload(facts)
     is_long = load.microbatches * len(plan.split) > LONG_STEP_HOPS
     rules = replace(RULES, warm_up=2, measured=2) if is_long else RULES
-    plays = [Play(pool, plan, load, rules, seed) for seed in range(SEEDS)]
-    shown = [play.run() for play in plays]
-    rate = mean(play.tokens_per_s for play in shown)
-    half = rules.measured // 2
-    ends = [play.committed_s[rules.warm_up - 1 :: half][:3] for play in plays]
-    tokens = half * load.microbatches * load.tokens
-    rates = [tokens / (end_s - begin_s) for times in ends for begin_s, end_s in pairwise(times)]
-    spread = (max(rates) - min(rates)) / 2.0 / rate
-    idle, price = max(0.0, mean(play.idle_ratio for play in shown)), plan.predicted.price_per_hour
-    step_s = facts.spec.training.microbatches * load.tokens / rate
-    predicted = Predicted("played", rounded(rate), rounded(step_s), rounded(idle), price, rounded(spread))
-    return replace(plan, predicted=predicted)
+    step_tokens, half = load.microbatches * load.tokens, rules.measured // 2
+    rates, shown = list[float](), list[Played]()
+    for play in (Play(pool, plan, load, rules, seed) for seed in range(SEEDS)):
+        if not shown:
+            while len(play.committed_s) < rules.warm_up:
+                play.turn()
+            step_s = (play.committed_s[-1] - play.committed_s[0]) / (rules.warm_up - 1)
+            yield _shown(plan, step_tokens, step_tokens / step_s)
+        shown.append(play.run())
+        ends = play.committed_s[rules.warm_up - 1 :: half][:3]
+        rates += (half * step_tokens / (end_s - begin_s) for begin_s, end_s in pairwise(ends))
+        rate, idle = mean(run.tokens_per_s for run in shown), mean(run.idle_ratio for run in shown)
+        yield _shown(plan, step_tokens, rate, max(0.0, idle), (max(rates) - min(rates)) / 2.0 / rate)
+
+
+def _shown(plan: Plan, step_tokens: int, rate: float, idle: float = 0.0, spread: float = 0.0) -> Plan:
+    assert plan.predicted is not None
+    figures = rounded(rate), rounded(step_tokens / rate), rounded(idle), plan.predicted.price_per_hour, rounded(spread)
+    return replace(plan, predicted=Predicted("played", *figures))
+
+
+def _first(costs: Sequence[float]) -> int:
+    """The number of the least cost, of equal ones the first."""
+    return next(number for number, cost in enumerate(costs) if cost <= min(costs) * (1.0 + TIE))
 
 
 def _cost(plan: Plan, *, by_price: bool) -> float:

@@ -330,19 +330,22 @@ class _State:
             facts.travel_s(left, right) for left, right in zip(self._stages, self._stages[1:], strict=False)
         ]
         self._tied_s = facts.tied_s(places)
-        self.cost = self._cost(self.places, facts.joined(self._stages, self._travel_s, self._tied_s))
+        self.cost = self._cost(self.places, facts.joined(self._stages, self._travel_s, self._tied_s).step_s)
         climber.spent += 1
 
-    def _cost(self, places: Sequence[Sequence[int]], bound: Bound) -> float:
+    def _cost(self, places: Sequence[Sequence[int]], step_s: float) -> float:
         prices = self._climber.prices
         if prices is None:
-            return bound.step_s
-        return bound.step_s * sum(float(prices[peer]) for members in places for peer in members)
+            return step_s
+        return step_s * sum(float(prices[peer]) for members in places for peer in members)
 
     def tried(self, changed: dict[int, list[int]], out: list[int]) -> bool:
         """Change the members of some stages if that lowers the cost; gives whether it did."""
         facts = self._climber.facts
         places = [changed.get(number, members) for number, members in enumerate(self.places)]
+        self._climber.spent += 1
+        if self._cost(places, facts.least_with_s(self._stages, changed)) >= self.cost * (1.0 - FALLS):
+            return False
         stages, travel_s, tied_s = list(self._stages), list(self._travel_s), self._tied_s
         for number, members in changed.items():
             stages[number] = facts.figures(number, members)
@@ -352,8 +355,7 @@ class _State:
             travel_s[left] = facts.travel_s(stages[left], stages[left + 1])
         if 0 in changed or len(stages) - 1 in changed:
             tied_s = facts.tied_s(places)
-        cost = self._cost(places, facts.joined(stages, travel_s, tied_s))
-        self._climber.spent += 1
+        cost = self._cost(places, facts.joined(stages, travel_s, tied_s).step_s)
         if cost >= self.cost * (1.0 - FALLS):
             return False
         self.places, self.out, self.cost = places, out, cost

@@ -277,7 +277,7 @@ def test_ctrl_c_amid_the_plays_prints_the_plan_by_the_bound_and_says_so(
     def stops(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scheduler.planning.planner.played", stops)
+    monkeypatch.setattr("scheduler.planning.planner.Play", stops)
     said, error = run(tmp_path)
     assert "(by the bound)" in said
     assert "\nstopped    before the best plans were played\n" in said
