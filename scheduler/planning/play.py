@@ -26,7 +26,7 @@ from typing import TypeAlias
 from scheduler.brain import inputs, outputs
 from scheduler.brain.commit.slices import seconds_of
 from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, Reservations, allocate, cut_here
-from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.fleet.membership import NO_FELLOWS, Fellows, Membership, Peer, Transition
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
 from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, DeadlineSettings
@@ -647,7 +647,7 @@ class Play:
         for server in self.servers.values():
             if server.is_alive:
                 self._hear(self._membership.heard(server.name, self.now_s))
-        self._hear(self._membership.tick(self.now_s))
+        self._hear(self._membership.tick(self.now_s, self._fellows_of))
         if self._membership.idle_peers():
             self._allocate()
         self.later(LOOK_S, self.watch)
@@ -677,6 +677,10 @@ class Play:
                 self._step(inputs.PeerBack(moved.peer))
             if moved.after is PeerState.DRAINING:
                 self._step(inputs.AskToLeave(moved.peer, moved.reason))
+
+    def _fellows_of(self, peer: Peer) -> Fellows:
+        brain = self.brain
+        return brain.fellows_of(peer.hello.peer) if isinstance(brain, IslandsBrain) and peer.job == JOB else NO_FELLOWS
 
     def _allocate(self) -> None:
         """Let idle peers join, or begin again with them."""
@@ -751,7 +755,8 @@ class Play:
                 ) for island, course in enumerate(self.courses)
             ]  # fmt: skip
             patience = spec.outer.patience if isinstance(spec.outer.patience, float) else math.inf
-            self.brain = IslandsBrain(settings, self.courses, rng, spec.islands.min, patience)
+            least, silence_s = spec.islands.min, spec.limits.no_progress_s
+            self.brain = IslandsBrain(settings, self.courses, rng, least, patience, silence_s)
             begin = inputs.EachIsland(starts)
         self._decide = self._decides(self.brain.step)
         self._step(begin)

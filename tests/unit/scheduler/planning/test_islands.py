@@ -108,7 +108,7 @@ def test_a_played_exchange_takes_as_long_as_the_link_and_overlap_hides_it() -> N
 
 def test_a_played_island_that_is_lost_leaves_the_others_at_work_and_begins_anew_when_its_peers_are_back() -> None:
     pool = sites(between=1e10)
-    whole = play(pool, job())
+    whole = play(pool, job(outer={"every_steps": EVERY, "patience": "none"}))
     whole.watch()
     while len(whole.committed_s) < EVERY + 3:
         whole.turn()
@@ -128,9 +128,26 @@ def test_a_played_island_that_is_lost_leaves_the_others_at_work_and_begins_anew_
     whole.brain.validate()
 
 
+def test_a_played_island_that_may_be_late_is_lost_only_once_it_was_silent_for_the_time_of_no_progress() -> None:
+    pool = sites(between=1e10)
+    whole = play(pool, job(outer={"every_steps": EVERY, "patience": 0.2}, limits={"no_progress_s": 120.0}))
+    whole.watch()
+    while len(whole.committed_s) < EVERY + 3:
+        whole.turn()
+    for peer in pool.peers[4:]:
+        whole.die(peer.name)
+    died_s = whole.now_s
+    whole.run_until(died_s + 100.0)
+    assert isinstance(whole.brain, IslandsBrain)
+    assert (whole.counts["islands_lost"], whole.brain.present) == (0, (0, 1))
+    assert max(step for step, island in whole.made if island == 0) > 2 * EVERY, "the other went on without it"
+    whole.run_until(died_s + 140.0)
+    assert (whole.counts["islands_lost"], whole.brain.present) == (1, (0,))
+
+
 def test_a_play_whose_islands_are_all_lost_goes_back_behind_the_exchange_of_its_newest_checkpoint() -> None:
     pool = sites(between=1e10)
-    whole = play(pool, job(), checkpoint_s=1.0)
+    whole = play(pool, job(limits={"no_progress_s": 30.0}), checkpoint_s=1.0)
     whole.watch()
     while len(whole.committed_s) < EVERY + 5:
         whole.turn()
