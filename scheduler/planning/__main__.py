@@ -6,6 +6,7 @@ from swarm.process.startup import quiet_start
 
 with quiet_start():
     import json
+    import os
     import subprocess
     import sys
     import time
@@ -79,6 +80,8 @@ def plan(
         raise UsageError("islands are planned for speed alone", hint="leave --by price out")
     pool = read_pool(pool_file) if pool_file is not None else _known(scheduler)
     _warn_of_age(pool)
+    if picture is not None:
+        _check_writable(picture)
     before = _plan_to_compare(compare, pool, spec)
     if spec.has_outer_steps:
         chosen, is_stopped = _run_islands(pool, spec)
@@ -161,9 +164,18 @@ def _say(text: str) -> None:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _write(path: Path, text: str) -> None:
+def _check_writable(path: Path) -> None:
+    """Before a long search; what is there stays as it is."""
+    is_new = not os.path.lexists(path)
+    _write(path, "", "a")
+    if is_new:
+        path.unlink()
+
+
+def _write(path: Path, text: str, mode: str = "w") -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise InvalidConfig(f"{path} cannot be written: {error.strerror}", hint="choose another --picture") from None
 

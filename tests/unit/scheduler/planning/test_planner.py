@@ -271,6 +271,20 @@ def test_a_plan_that_cannot_be_compared_is_named_before_the_search(
     assert "plan.json: " in str(error)
 
 
+def test_a_picture_that_cannot_be_written_is_refused_before_the_search_and_one_that_is_there_stays(
+    tmp_path: Path,
+) -> None:
+    for name, told in (("none/x.svg", "No such file or directory"), ("", "Is a directory")):
+        _, error = run(tmp_path, "--picture", str(tmp_path / name), "--effort", "100000000")
+        assert f"cannot be written: {told}" in str(error)
+    old, new = tmp_path / "old.svg", tmp_path / "new.svg"
+    old.write_text("old")
+    for picture in (old, new):
+        _, error = run(tmp_path, "--picture", str(picture), "--compare", "none.json")
+        assert "none.json" in str(error)
+    assert (old.read_text(), new.exists()) == ("old", False)
+
+
 def test_ctrl_c_amid_the_plays_prints_the_plan_by_the_bound_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
