@@ -52,6 +52,12 @@ def plan(
     scheduler: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Whose stage servers to plan for.", show_default=False)
     ] = "",
+    profile: Annotated[
+        str,
+        typer.Option(
+            "--profile", "-p", metavar="NAME", help="Take the scheduler from [profile.NAME] of the config file."
+        ),
+    ] = "",
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
     ] = None,
@@ -78,7 +84,7 @@ def plan(
         raise InvalidConfig("a plan of islands has no picture", hint="leave --picture out")
     if spec.has_outer_steps and by == "price":
         raise UsageError("islands are planned for speed alone", hint="leave --by price out")
-    pool = read_pool(pool_file) if pool_file is not None else _known(scheduler)
+    pool = read_pool(pool_file) if pool_file is not None else _known(scheduler, profile)
     _warn_of_age(pool)
     if picture is not None:
         _check_writable(picture)
@@ -102,10 +108,11 @@ def plan(
         raise typer.Exit(INTERRUPTED)
 
 
-def _known(scheduler: str) -> PeerPool:
+def _known(scheduler: str, profile: str) -> PeerPool:
     """What the scheduler knows of its stage servers. The client asks it, as it has the user's certificate; it says
     itself what is wrong."""
-    asks = [sys.executable, "-P", "-m", "client", "peers", "pool", *(["--scheduler", scheduler] if scheduler else [])]
+    asks = [sys.executable, "-P", "-m", "client", "peers", "pool"]
+    asks += [word for flag in (("--scheduler", scheduler), ("--profile", profile)) if flag[1] for word in flag]
     done = subprocess.run(asks, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -283,6 +285,20 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_search_and_one_t
         _, error = run(tmp_path, "--picture", str(picture), "--compare", "none.json")
         assert "none.json" in str(error)
     assert (old.read_text(), new.exists()) == ("old", False)
+
+
+def test_the_scheduler_of_a_profile_is_asked_for_its_stage_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").write_text('[profile.lab]\nscheduler = "127.0.0.1:1"\ninsecure = true\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "scheduler.planning", str(tmp_path / "job.toml"), "-p", "lab"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "127.0.0.1:1" in done.stderr
 
 
 def test_ctrl_c_amid_the_plays_prints_the_plan_by_the_bound_and_says_so(
