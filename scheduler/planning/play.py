@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, product
@@ -24,7 +24,6 @@ from random import Random
 from typing import TypeAlias
 
 from scheduler.brain import inputs, outputs
-from scheduler.brain.commit.slices import seconds_of
 from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, Reservations, allocate, cut_here
 from scheduler.brain.fleet.membership import NO_FELLOWS, Fellows, Membership, Peer, Transition
 from scheduler.brain.islands.brain import IslandsBrain
@@ -33,6 +32,7 @@ from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, Dead
 from scheduler.planning.bound import COMMIT_S, CutBound
 from scheduler.planning.plan import Plan
 from scheduler.planning.pool import PeerPool, PoolPeer, candidates
+from scheduler.planning.rounds import round_s
 from scheduler.planning.stage_servers import HopPart, ModelledServer, Turn
 from scheduler.planning.trace import TraceEvent
 from swarm.job.course import PLAIN, OuterCourse
@@ -535,27 +535,9 @@ class Play:
                 self.later(seconds, self._averaged, server, server.life, round_, seconds)
 
     def _round_s(self, command: messages.Average) -> float:
-        """What a round takes: the slowest line of a member, or the slowest way between two, and three of the ways.
-
-        Parts go one way, means back, and a member is done when it has the receipts of its means.
-        """
-        members, size_bits = command.members, 8.0 * self.load.unit_bytes[command.unit]
-        if len(members) == 1:
-            return self._rules.round_s
-        peers = [self._peers[member.peer] for member in members]
-        elements = max(1, members[-1].stop)
-        shares = [(member.stop - member.start) / elements for member in members]
-        seconds = seconds_of(shares, [min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in peers]) * size_bits
-        delay_s, ways = 0.0, defaultdict[tuple[str, str], float](float)
-        for peer, share in zip(peers, shares, strict=True):
-            for other, others in zip(peers, shares, strict=True):
-                if peer is other:
-                    continue
-                link, ends = self._pool.link(peer, other), (self._pool.end_of(peer), self._pool.end_of(other))
-                ways[ends if ends[0] != ends[1] else (peer.name, other.name)] += (share + others) / link.bits_per_s
-                delay_s = max(delay_s, link.delay_s)
-        seconds = max(seconds, max(ways.values()) * size_bits)
-        return seconds + 3.0 * delay_s + self._rules.round_s
+        peers, elements = [self._peers[member.peer] for member in command.members], max(1, command.members[-1].stop)
+        shares = [(member.stop - member.start) / elements for member in command.members]
+        return round_s(self._pool, peers, shares, 8.0 * self.load.unit_bytes[command.unit]) + self._rules.round_s
 
     def _averaged(self, server: ModelledServer, life: object, round_: _Averaging, seconds: float) -> None:
         command, peer = round_.command, self._peers[server.name]
