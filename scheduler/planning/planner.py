@@ -127,8 +127,7 @@ def _looks(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[Plan]:
     rates, shown = list[float](), list[Played]()
     for play in (Play(pool, plan, load, rules, seed) for seed in range(SEEDS)):
         if not shown:
-            while len(play.committed_s) < rules.warm_up:
-                play.turn()
+            play.until(rules.warm_up)
             step_s = (play.committed_s[-1] - play.committed_s[0]) / (rules.warm_up - 1)
             yield _shown(plan, step_tokens, step_tokens / step_s)
         shown.append(play.run())

@@ -35,6 +35,7 @@ from scheduler.planning.pool import PeerPool, PoolPeer, candidates
 from scheduler.planning.rounds import round_s
 from scheduler.planning.stage_servers import HopPart, ModelledServer, Turn
 from scheduler.planning.trace import TraceEvent
+from swarm.errors import BUG_HINT, SwarmError
 from swarm.job.course import PLAIN, OuterCourse
 from swarm.job.footprint import model_costs, stage_footprint
 from swarm.job.islands import island_timeline, leases_of, outer_courses
@@ -43,11 +44,13 @@ from swarm.job.partition import microbatch_tokens, unit_names
 from swarm.job.placement import Candidate
 from swarm.job.resolve import PROPOSAL_BYTES
 from swarm.job.spec import JobSpec
+from swarm.text import counted
 from swarm.types import PROTOCOL_VERSION, Decision, Hop, JobId, Memory, PeerId, PeerState, UnitName
 from swarm.wire import messages
 
 JOB = JobId("play")
 LOOK_S = 0.5  # at who is silent
+STALLS_MAX = 10  # on the way to a step: then the job stalls for ever
 Leader: TypeAlias = JobBrain | IslandsBrain
 Door: TypeAlias = Callable[[inputs.Input, float], list[outputs.Output]]
 
@@ -195,7 +198,7 @@ class Play:
         self._free_s: dict[tuple[str, str], float] = {}  # when what all peers of two ends share has carried all
         self._proposed_s: dict[object, float] = {}  # when a line or a link has carried all proposals
         self._means: dict[PeerId, int] = {}  # the newest outer step whose mean a peer has
-        self._cut_at_s = math.inf  # when a stalled job is cut anew
+        self._cut_at_s, self._stalled = math.inf, ""  # when a stalled job is cut anew, and why it stalled
         self._captured = 0  # the inner steps that count in outer weights
         self._membership, self._reservations = Membership(), Reservations()
         self._at_start = sum(map(len, plan.places))
@@ -209,14 +212,21 @@ class Play:
     def run(self) -> Played:
         """Play the warm-up, and then what is measured."""
         first, steps = self._rules.warm_up, self._rules.measured
-        busy_s = -self._until(first) + self._until(first + steps)
+        busy_s = -self.until(first) + self.until(first + steps)
         seconds = self.committed_s[first + steps - 1] - self.committed_s[first - 1]
         tokens_per_s = self.load.step_tokens * steps / seconds
         return Played(tokens_per_s, seconds / steps, 1.0 - busy_s / (seconds * len(self.servers)), self.hops)
 
-    def _until(self, step: int) -> float:
-        """Play until so many steps are committed; gives for how many seconds devices have computed."""
+    def until(self, step: int) -> float:
+        """Play until so many steps are committed; gives for how many seconds devices have computed.
+
+        SwarmError if the job stalls too often on the way, or comes to rest.
+        """
+        stalls = self.counts["stalls"] + STALLS_MAX
         while len(self.committed_s) < step:
+            if not self._timers or self.counts["stalls"] == stalls:
+                why = self._stalled or "nobody has anything to do"
+                raise SwarmError(f"in its play the job never makes {counted(step, 'step')}: {why}", hint=BUG_HINT)
             self.turn()
         return sum(server.busy_s for server in self.servers.values())
 
@@ -769,6 +779,7 @@ class Play:
         del self.committed_s[self._kept :]
         self._forget(self._kept)
         self._captured = self._kept
+        self._stalled = stopped.reason
         self.reasons[stopped.reason] += 1
         self._rows.clear()
         self._rounds.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from scheduler.planning.plan import Plan
 from scheduler.planning.play import Play, PlayRules, workload
 from scheduler.planning.pool import PeerPool, PoolLink
 from scheduler.planning.search import basis_of
+from swarm.errors import SwarmError
 from swarm.job.resolve import choose
 from tests.support.pools import machine, planned_job
 
@@ -96,6 +98,18 @@ def test_one_stage_averages_its_tied_embedding_with_all_else() -> None:
         played.turn()
     assert (played.counts["stalls"], played.brain.counts().violations) == (0, 0)
     assert len(played.committed_s) > 10
+
+
+def test_a_job_that_begins_again_and_again_or_comes_to_rest_ends_its_play_with_an_error() -> None:
+    """Its stage servers report a unit without elements, and the brain refuses them all, each time."""
+    whole = play(fleet())
+    bad = replace(whole.load, unit_bytes=dict.fromkeys(whole.load.units, 0.0))
+    with pytest.raises(SwarmError, match=r"never makes 3 steps: .* it says that unit stage-\d has 0 elements"):
+        Play(whole._pool, whole._plan, bad).run()
+    for peer in fleet().peers:
+        whole.die(peer.name)
+    with pytest.raises(SwarmError, match="never makes 3 steps: nobody has anything to do"):
+        whole.run()
 
 
 def test_a_replica_that_moves_serves_its_new_stage() -> None:
