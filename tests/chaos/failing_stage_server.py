@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,12 @@ def reduced_averaged(point: Failpoint) -> None:
 def parts_sum(point: Failpoint) -> None:
     """A carrier has the parts of its site, and nobody has their sum."""
     point.before(all_reduce, "sum_of_parts")
+
+
+def parts_stop(point: Failpoint) -> None:
+    """Not a death: the same carrier stops."""
+    point.signal = signal.SIGSTOP
+    parts_sum(point)
 
 
 def averaged_row(point: Failpoint) -> None:
@@ -101,6 +108,7 @@ POINTS: dict[str, Callable[[Failpoint], None]] = {
     "ack/next": acknowledged,
     "reduce/Averaged": reduced_averaged,
     "parts/sum": parts_sum,
+    "parts/stop": parts_stop,
     "Averaged/row": averaged_row,
     "Commit/apply": commit_apply,
     "apply/Committed": applied_committed,

@@ -8,27 +8,28 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-HIT = "failpoint hit: "  # in the log of the process that died
+HIT = "failpoint hit: "  # in the log of the process
 
 
 class Failpoint:
-    """Ends the process, as kill -9 does, when a place is passed for the `hit`-th time."""
+    """Ends the process, or sends it another signal, when a place is passed for the `hit`-th time."""
 
     def __init__(self, name: str, hit: int) -> None:
         self.name = name
         self._left = hit
+        self.signal = signal.SIGKILL
 
     def passed(self) -> None:
         """The place is passed."""
         self._left -= 1
         if self._left == 0:
-            self.die()
+            self.act()
 
-    def die(self) -> None:
-        """End now."""
+    def act(self) -> None:
+        """Send the signal now."""
         sys.stderr.write(f"{HIT}{self.name}\n")
         sys.stderr.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), self.signal)
 
     def before(self, owner: Any, name: str, counts: Callable[..., bool] = lambda *_: True) -> None:
         """Pass right before `owner.name` is called, of the calls whose arguments count."""

@@ -14,12 +14,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from scheduler.brain.inputs import Happened
+from scheduler.brain.outputs import Send
+from scheduler.brain.replay import replay
+from scheduler.brain.transcript import Transcript
+from swarm.types import Round
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import members_pb2, members_pb2_grpc
+from swarm.wire.messages import Average, RoundFailed
 from tests.chaos import failing_stage_server, islands
+from tests.chaos.failpoints import HIT
 from tests.chaos.relay import Relay
 from tests.chaos.repeating_stage_server import SAID
-from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Trial, Void, Work, gaps_s, percentile
+from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Job, Trial, Void, Work, gaps_s, percentile
 from tests.support.processes import Process
 from tests.support.services import free_port, whole_lines
 
@@ -180,32 +187,71 @@ def deaths_at_exact_points(folder: Path, seed: str, long: bool) -> Trial:
         return trial
 
 
-def a_carrier_dies(folder: Path, seed: str, long: bool) -> Trial:
-    """Two sites of two stage servers, 50 Mbit/s between them: one dies with the parts of its site, and comes back."""
+def a_carrier_is_harmed(folder: Path, seed: str, long: bool) -> Trial:
+    """Two sites of two stage servers, 50 Mbit/s between them: harm comes to a server that has the parts of its site.
+
+    A death is known at once, so the others begin a new round, perhaps by site. While the server is stopped, the others
+    only see that no sum comes: then they repeat the round flat.
+    """
     with Relay(2, seed=Random(seed).getrandbits(32)) as relay:
         relay.between(0, 1, bytes_per_s=50e6 / 8, delay_s=0.01)
         relay.move_here(0)
-        trial, places = Trial(folder, seed, grace_s=3.0), [0, 0, 1, 1]
+        trial, places = Trial(folder, seed, "--record", grace_s=10.0), [0, 0, 1, 1]
         trial.scheduler_host, trial.server_hosts = relay.hosts[0], [relay.hosts[place] for place in places]
         trial.before_servers = [relay.at(place) for place in places]
         with trial:
             site_of = {peer: site for site in islands.SITES for peer in trial.add_servers(2, "--site", site)}
-            victim = trial.rng.choice(list(site_of))
-            hit = trial.rng.randint(2, 8)
-            trial.servers[victim].kill(signal.SIGKILL)
-            dying = f"tests.chaos.failing_stage_server --at parts/sum --hit {hit}"
-            trial.respawn(victim, "--site", site_of[victim], module=dying)
-            trial.until_idle([victim])
-            trial.until_free(list(site_of))
-            job = trial.job(1, 30, limits__min_replicas=4, config__hidden_size=128)
-            trial.until_hit(trial.servers[victim], "parts/sum")
-            trial.respawn(victim, "--site", site_of[victim])
-            trial.proves(job)
-            for words in ("averages by site: berlin 2, lyon 2", "averages flat"):
+            for point, victim in zip(("parts/sum", "parts/stop"), trial.rng.sample(list(site_of), 2), strict=True):
+                harmed = f"tests.chaos.failing_stage_server --at {point} --hit {trial.rng.randint(2, 8)}"
+                trial.respawn(victim, "--site", site_of[victim], module=harmed)
+                trial.until_idle([victim])
+                trial.until_free(list(site_of))
+                job = trial.job(1, 30, limits__min_replicas=4, config__hidden_size=128, averaging__timeout_s=2.0)
+                if point == "parts/sum":
+                    trial.until_hit(trial.servers[victim], point)
+                    trial.respawn(victim, "--site", site_of[victim])
+                else:
+                    _until_a_round_failed(trial, trial.servers[victim], point)
+                    trial.servers[victim].kill(signal.SIGCONT)
+                trial.proves(job)
+                forms = trial.figures[point] = _after_failed_rounds(trial, job)
+                if "by site" in forms:
+                    raise Broken(f"a failed round was repeated by site: {forms}")
+                if point == "parts/stop" and "flat" not in forms:
+                    raise Void(f"no failed round was repeated: {forms}")
+            for words in ("averages by site: berlin 2, lyon 2", "averages flat: a round by site failed"):
                 if not trial.said(trial.scheduler, words):
                     raise Broken(f"the log does not say: {words}")
-            trial.figures["repeated"] = len(trial.said(trial.scheduler, "failed: "))
             return trial
+
+
+def _until_a_round_failed(trial: Trial, stopped: Process, point: str) -> None:
+    trial.until(point, lambda: f"{HIT}{point}\n" in stopped.log.read_text())
+    stopped_s = time.time()
+    trial.until("a failed round", lambda: bool(trial.said(trial.scheduler, "failed: ", stopped_s)))
+
+
+def _after_failed_rounds(trial: Trial, job: Job) -> list[str]:
+    """The form of the round after each round by site that failed; "others" if its members are others."""
+    told: dict[Round, Average] = {}
+    failed: dict[Round, Average] = {}
+    for path in sorted((trial.folder / "scheduler" / "jobs" / job.id).glob("brain-*.jsonl")):
+        transcript = Transcript(path.read_text().splitlines())
+        for replayed in replay(transcript, transcript.brain()):
+            match replayed.recorded.happened:
+                case Happened(event=RoundFailed(round=number)) if number in told and not told[number].ahead:
+                    failed[number] = told[number]
+            commands = [output.command for output in replayed.outputs if isinstance(output, Send)]
+            told |= {command.round: command for command in commands if isinstance(command, Average)}
+    found = []
+    for number, before in failed.items():
+        later = (told[other] for other in sorted(told) if other > number)
+        then = next(after for after in later if (after.step, after.unit) == (before.step, before.unit))
+        is_same = {member.peer for member in then.members} == {member.peer for member in before.members}
+        if any(member.group for member in before.members):
+            form = "by site" if any(member.group for member in then.members) else "flat"
+            found.append(form if is_same else "others")
+    return found
 
 
 def neighbours_die_together(folder: Path, seed: str, long: bool) -> Trial:
@@ -786,6 +832,6 @@ SCENARIOS = [
         islands.one_of_three_is_killed_again_and_again,
         short=False,
     ),
-    Scenario("sites", "a carrier dies in a round by site", a_carrier_dies, network=True, short=False),
+    Scenario("sites", "a carrier dies or stops in a round by site", a_carrier_is_harmed, network=True, short=False),
     Scenario("F25", "peers move while others die", moves_under_churn, short=False),
 ]
