@@ -21,7 +21,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from swarm.checkpoint.reader import Checkpoint
+from swarm.checkpoint.reader import Checkpoint, list_checkpoints
 from swarm.checkpoint.storage import open_storage
 from swarm.data.batches import Batches, TokenData
 from swarm.data.corpus import Corpus, tokenise
@@ -56,7 +56,7 @@ from swarm.process.temporary import temporary_folder
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
 from swarm.reference.islands import ReferenceOuterSteps, begin_anew, lease_by, tokens_before, took_part
 from swarm.text import counted
-from swarm.types import Direction, Microbatch, UnitName
+from swarm.types import Direction, JobId, Microbatch, UnitName
 
 TOKENISE_LINE_S = 5.0
 
@@ -395,8 +395,15 @@ def train_and_save(
     """Tokenise, train (from `start`, if given), write the model folder, report on stderr; returns the weights' sha256.
 
     Checkpoints go to checkpoint.dir, or beside `out_dir`. OutOfMemory if the model or a microbatch does not fit the
-    device, InvalidConfig if the folder cannot be written.
+    device, InvalidConfig if the folder cannot be written. NotAllowed if an earlier run left checkpoints there and this
+    one begins anew: they would be removed as older than its own.
     """
+    storage = open_storage(_checkpoint_dir(spec, out_dir))
+    if start is None and (left := list_checkpoints(storage, JobId(spec.name))[0]):
+        raise NotAllowed(
+            f"{storage.where} has checkpoints of an earlier run, up to step {left[-1].step}",
+            hint=f"go on from them: --resume-from {storage.where}; to begin anew, move them away",
+        )
     where = choose_device(device)
     threads = threads or min(torch.get_num_threads(), cores())  # torch knows OMP_NUM_THREADS, and no quota
     configure(where, threads=threads, reproducible=spec.training.reproducible)
@@ -408,7 +415,6 @@ def train_and_save(
         for remark in remarks(spec, manifest):
             _say(remark)
         progress = _TrainerProgress(spec.training.steps, start.step if start is not None else 0)
-        storage = open_storage(_checkpoint_dir(spec, out_dir))
         if not spec.checkpoint.dir and out_dir.is_mount():
             _say(
                 f"checkpoints go to {storage.where}, not to the volume at {out_dir}: checkpoint.dir names another place"
@@ -431,6 +437,10 @@ def train_and_save(
                 log=log,
                 speeds=speeds,
             )
+        except KeyboardInterrupt:
+            made = list_checkpoints(storage, JobId(spec.name))[0]
+            _say(f"stopped; go on from step {made[-1].step}: --resume-from {storage.where}" if made else "stopped")
+            raise
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise

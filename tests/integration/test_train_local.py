@@ -89,6 +89,29 @@ def test_a_job_is_trained_written_hashed_and_can_be_sampled(folder: Path, train_
     assert text == sample(folder / "out" / "model", "the quick", tokens=20, seed=1)
 
 
+def test_a_run_that_was_stopped_is_gone_on_with_and_never_trained_over(
+    folder: Path, train_local: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command, typed again, began at step 0, and its checkpoints pushed out those of the first run."""
+
+    def stop(progress: object, report: trainer.StepReport) -> None:
+        if report.step == 25:
+            raise KeyboardInterrupt
+
+    words = ["job.toml", "--out", "model", "--threads", "1", "--set", "checkpoint.every_steps=10"]
+    with monkeypatch.context() as stopping:
+        stopping.setattr(trainer._TrainerProgress, "__call__", stop)
+        stopped = train_local(*words)
+    kept = folder / "model-checkpoints"
+    assert stopped.code == 130
+    assert f"stopped; go on from step 20: --resume-from {kept}" in stopped.err
+    again = train_local(*words)
+    assert again.code == 10
+    assert f"{kept} has checkpoints of an earlier run, up to step 20" in again.err
+    assert f"go on from them: --resume-from {kept}" in again.err
+    assert train_local(*words, "--resume-from", str(kept)).code == 0
+
+
 def test_a_job_on_json_lines_keeps_its_own_tokenizer(folder: Path, train_local: Callable[..., Done]) -> None:
     tokenizer = write_tokenizer(folder / "tokenizer")
     (folder / "corpus.jsonl").write_text('{"body": "the quick brown fox jumps over the lazy dog. "}\n' * 60)
