@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.families import FAMILIES
+from swarm.job.misfit import misfit
 from swarm.job.narrow import FACTOR_MAX, check_every, check_factor, check_split
 from swarm.job.optimizers import OptimizerName
 from swarm.limits import ISLANDS_MAX, LAYERS_MAX, STAGES_MAX
@@ -577,7 +578,6 @@ GONE_VALUES: Mapping[tuple[str, object], str] = {
     ("averaging.mode", "async_dn"): 'set it to "diloco", and islands.shares = "speed" so that no island waits long',
     ("training.optimizer", "nadamw"): 'set it to "adamw", for example',
 }
-SHOWN_CHARACTERS_MAX = 200  # of a value that is refused
 CLIPPED_MIN = 4  # replicas of a stage: of fewer, one false part is no small minority
 
 
@@ -634,6 +634,7 @@ def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:
     except ValidationError as error:
         faults = error.errors(include_url=False)
         keys = list(dict.fromkeys(_key(fault) for fault in faults))
+        keys = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]  # of a list: its element
         same_key = [fault for fault in faults if _key(fault) == keys[0]]  # one fault per member of a union
         message, hint = _explain(same_key)
         more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
@@ -673,7 +674,8 @@ def _without_gone(values: dict[str, Any]) -> dict[str, Any]:
 
 def _key(fault: ErrorDetails) -> str:
     branches = ("literal[", "constrained-", "tuple[", "function-")
-    return ".".join(str(part) for part in fault["loc"] if not str(part).startswith(branches) and part != "int")
+    kinds = ("int", "bool")
+    return ".".join(str(part) for part in fault["loc"] if not str(part).startswith(branches) and part not in kinds)
 
 
 def _explain(faults: list[ErrorDetails]) -> tuple[str, str]:
@@ -698,12 +700,8 @@ def _explain(faults: list[ErrorDetails]) -> tuple[str, str]:
             message, _, hint = text.partition(": ")
             return (f"{key}: {message}" if key else message), hint
         case _:
-            expected = [fault["msg"].removeprefix("Input should be ") for fault in faults]
-            if (given := repr(fault["input"]))[SHOWN_CHARACTERS_MAX:]:
-                given = f"{given[:SHOWN_CHARACTERS_MAX]}…"
-            if expected[0] == fault["msg"]:  # such as "String should match pattern ..."
-                return f"{key} = {given}: {expected[0][0].lower()}{expected[0][1:]}", SEE
-            return f"{key} = {given}: should be {' or '.join(expected)}", SEE
+            message, hint = misfit(key, faults)
+            return message, hint or SEE
 
 
 def _known_keys(section: list[str]) -> list[str]:
