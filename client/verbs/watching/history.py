@@ -49,7 +49,7 @@ def history(
     elif steps:
         shell.out.print(_table(steps))
         if every_shown > 1:
-            shell.say(f"one of {every_shown} steps is shown; all of them: swarm history {view.id} --csv")
+            shell.say(f"one step in {every_shown} is shown; all of them: swarm history {view.id} --csv")
         shell.out.print(Text.assemble(("loss  ", "dim"), sparkline(step.loss for step in steps)))
     else:
         shell.say(f"job {view.id} has committed no step yet: {view.reason or view.state}")
