@@ -41,7 +41,7 @@ def check(spec: JobSpec, say: Callable[[str], object] = lambda line: None) -> tu
 
 def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> Job:
     """Send a checked job to the scheduler; the shell shows the progress."""
-    spec, start = open_start(spec, corpus)
+    spec, start = open_start(spec, corpus, shell.say)
     scheduler.check_protocol()
     check_absolute(spec.checkpoint.dir)
     # All that the scheduler refuses is refused before a byte is sent: of much data that takes a night.

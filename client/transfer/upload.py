@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -104,16 +104,17 @@ def upload_weights(shell: Shell, scheduler: Scheduler, spec: JobSpec) -> list[pb
     return upload(shell, scheduler, found, "weights")
 
 
-def open_start(spec: JobSpec, corpus: Corpus) -> tuple[JobSpec, Checkpoint | None]:
+def open_start(spec: JobSpec, corpus: Corpus, say: Callable[[str], None]) -> tuple[JobSpec, Checkpoint | None]:
     """The spec with the narrow places of the checkpoint on this machine that it starts from, and that, if it names any.
 
-    Every byte of it is checked. NotFound, CheckpointDamaged; InvalidConfig if the job cannot go on from it.
+    Every byte is checked, and `say` hears of newer ones that are damaged. NotFound, CheckpointDamaged; InvalidConfig if
+    the job cannot go on from it.
     """
     where = spec.checkpoint.resume_from
     if not where or (JOB_AND_STEP.match(where) and not Path(where).exists()):
         return spec, None
     try:
-        found = open_folder(Path(where).expanduser())
+        found = open_folder(Path(where).expanduser(), say)
     except NotFound as error:
         raise NotFound(error.message, hint=f"{error.hint}; of a job of the scheduler: JOB:STEP or JOB:latest") from None
     state = found.trainer_state()

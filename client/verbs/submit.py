@@ -224,7 +224,7 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: Job, *, detach: bool
 def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     """Show the values, where each came from, and what the job takes; sends no data. Raises as `send_job` does."""
     spec, corpus = check_job(path, overrides, shell.say)
-    spec, start = open_start(spec, corpus)
+    spec, start = open_start(spec, corpus, shell.say)
     values = origins(spec, corpus, path, overrides)
     formats = sorted({source.format for source in corpus.sources})
     resolved = corpus.resolve(spec)

@@ -208,10 +208,10 @@ def find(storage: Storage, name: str) -> Checkpoint:
     return _read_manifest(storage, name, None)
 
 
-def open_folder(path: Path) -> Checkpoint:
+def open_folder(path: Path, say: Callable[[str], None]) -> Checkpoint:
     """The checkpoint in a folder on this machine: a step-… folder, or the newest that verifies in a folder of them.
 
-    NotFound if there is none, CheckpointDamaged if it cannot be used.
+    Newer ones that do not verify are told to `say`. NotFound if there is none, CheckpointDamaged if it cannot be used.
     """
     path = path.absolute()
     if (path / MANIFEST).exists():
@@ -221,6 +221,8 @@ def open_folder(path: Path) -> Checkpoint:
         return checkpoint
     found = newest(LocalStorage(path))
     if found.checkpoint is not None:
+        if found.skipped:
+            say(found.skipped_text())
         return found.checkpoint
     if found.skipped:
         raise CheckpointDamaged(f"no checkpoint in {path} can be used: {found.skipped_text()}")

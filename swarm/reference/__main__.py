@@ -10,6 +10,7 @@ from swarm.process.startup import quiet_start
 with quiet_start():
     import os
     import sys
+    from functools import partial
     from pathlib import Path
     from typing import Annotated
 
@@ -83,14 +84,16 @@ def train_local(
     job = ground(load_job(file, overrides or ()))
     corpus = open_corpus(job)
     spec = corpus.resolve(job)
+    say = partial(print, file=sys.stderr, flush=True)
     for line in (*look_at_model(spec), *outer_remarks(spec), *corpus.remarks(job)):
-        print(line, file=sys.stderr, flush=True)
+        say(line)
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
     folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)
     check_speeds(spec, len(of_islands), repeats=outer_log is not None)
-    start = open_folder(folder) if folder is not None else None
+    start = open_folder(folder, say) if folder is not None else None
     if start is not None:
+        say(f"goes on at step {start.step} of {start.storage.where}/{start.name}")
         spec = corpus.resolve(with_places_of(places_of(start.trainer_state()), job))
     log = () if outer_log is None else _log(outer_log)
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.

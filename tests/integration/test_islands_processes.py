@@ -93,7 +93,7 @@ def test_a_job_with_too_few_islands_goes_on_from_its_checkpoint_bitwise(
 
     # Another process goes on from what the swarm kept, and ends with the same bits.
     folder = tmp_path / "scheduler" / "jobs" / job.id / "checkpoints" / f"step-{paused.step:08d}"
-    again = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), start=open_folder(folder))
+    again = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), start=open_folder(folder, print))
     assert again.sha256 == expected.sha256
 
 

@@ -109,7 +109,11 @@ def test_a_run_that_was_stopped_is_gone_on_with_and_never_trained_over(
     assert again.code == 10
     assert f"{kept} has checkpoints of an earlier run, up to step 20" in again.err
     assert f"go on from them: --resume-from {kept}" in again.err
-    assert train_local(*words, "--resume-from", str(kept)).code == 0
+    (kept / "step-00000020" / "model" / "config.json").write_text("{}")
+    done = train_local(*words, "--resume-from", str(kept))
+    assert done.code == 0
+    assert "step-00000020 was skipped: " in done.err
+    assert "goes on at step 10" in done.err
 
 
 def test_a_job_on_json_lines_keeps_its_own_tokenizer(folder: Path, train_local: Callable[..., Done]) -> None:
@@ -307,7 +311,7 @@ def test_a_checkpoint_in_a_folder_gives_a_job_its_narrow_places(folder: Path, tr
 
     def to_send(narrow: str) -> JobSpec:
         spec = load_job(Path("job.toml"), [*flags(narrow)[4::2], f"checkpoint.resume_from={kept}"])
-        return open_start(spec, open_corpus(spec))[0]
+        return open_start(spec, open_corpus(spec), print)[0]
 
     assert to_send(open_).model.narrow == NarrowSection(kind="maxout", every=1)
     with pytest.raises(InvalidConfig, match=r"model\.narrow\.kind"):

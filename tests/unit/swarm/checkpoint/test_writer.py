@@ -369,7 +369,7 @@ def test_a_manifest_that_says_something_odd_makes_no_checkpoint(
     assert found.skipped[0].name == made.name
     assert made.name not in names(storage), "it is no checkpoint before any of its files is looked at"
     with pytest.raises(CheckpointDamaged):
-        open_folder(tmp_path / made.name)
+        open_folder(tmp_path / made.name, print)
 
 
 def test_nothing_is_written_or_removed_behind_a_link_that_was_planted_first(tmp_path: Path) -> None:
@@ -497,14 +497,17 @@ def test_a_folder_is_opened_by_itself_or_as_the_newest_of_several(tmp_path: Path
     storage = LocalStorage(tmp_path)
     write(storage, 4)
     made = write(storage, 8)
-    assert open_folder(tmp_path / "step-00000004").step == 4
-    assert open_folder(tmp_path).step == 8
+    assert open_folder(tmp_path / "step-00000004", print).step == 4
+    told: list[str] = []
+    assert open_folder(tmp_path, told.append).step == 8
+    assert told == []
     (tmp_path / made.name / "model" / "config.json").write_text("{}")
-    assert open_folder(tmp_path).step == 4
+    assert open_folder(tmp_path, told.append).step == 4
+    assert told[0].startswith(f"{made.name} was skipped: ")
     with pytest.raises(CheckpointDamaged, match=r"config\.json"):
-        open_folder(tmp_path / made.name)
+        open_folder(tmp_path / made.name, print)
     with pytest.raises(NotFound):
-        open_folder(tmp_path / "nowhere")
+        open_folder(tmp_path / "nowhere", print)
 
 
 @pytest.mark.parametrize("name", ["s3://x", "a://b", "c::d", "what?", "a%41b", "e#f", "x/y://z"])
