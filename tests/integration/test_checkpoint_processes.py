@@ -64,6 +64,7 @@ fixed_point_bits = 24
 [pipeline]
 stages = 2
 compression = "none"
+overlap = 2
 [checkpoint]
 every_steps = 10
 '''

@@ -39,6 +39,7 @@ reproducible = true
 [pipeline]
 stages = 2
 compression = "none"
+overlap = 2
 """
 
 
