@@ -388,11 +388,10 @@ def growth(tokenizer_json: str, where: str, library: Any) -> dict[str, int]:
 
     `library` is the module `tokenizers`, for regular expressions. What cannot be read is left to it.
     """
-    rules = [rule for normalizer in _normalizers(tokenizer_json) for rule in _rules(normalizer)]
+    rules = [(_needed(rule), rule) for normalizer in _normalizers(tokenizer_json) for rule in _rules(normalizer)]
     if len(rules) > RULES_MAX:
         raise _refusal(where, f"has {len(rules)} rules, more than {RULES_MAX}")
-    strings = (rule["pattern"].get("String") for rule in rules if isinstance(rule.get("pattern"), dict))
-    matched = list(dict.fromkeys(text for text in strings if isinstance(text, str) and text))
+    matched = list(dict.fromkeys(text for text, _ in rules if text))
     grown = {}
     for text in (*_PROBE, *matched):
         becomes = _followed(rules, text, where, library)
@@ -434,10 +433,21 @@ def _rules(normalizer: object) -> Iterator[Mapping[str, Any]]:
             yield normalizer
 
 
-def _followed(rules: Iterable[Mapping[str, Any]], text: str, where: str, library: Any) -> int:
+def _needed(rule: Mapping[str, Any]) -> str:
+    """The text without which a rule changes nothing; empty if there is none."""
+    match rule:
+        case {"type": "Replace", "pattern": {"String": str(matched)}}:
+            return matched
+        case _:
+            return ""
+
+
+def _followed(rules: Iterable[tuple[str, Mapping[str, Any]]], text: str, where: str, library: Any) -> int:
     """How many letters a text becomes; InvalidConfig beyond LETTERS_MAX for each of its own."""
     most = LETTERS_MAX * max(1, len(text))
-    for rule in rules:
+    for needed, rule in rules:
+        if needed not in text:  # of a thousand rules most
+            continue
         match rule:
             case {"type": "Prepend", "prepend": str(put)}:
                 letters = len(text) + len(put)
