@@ -149,7 +149,7 @@ def cut(run: Run, ones: list[PeerId], others: list[PeerId], for_s: float) -> Non
 # The rule, on links of so many bytes per second ----------------------------------------------------------------------
 
 
-def forms(near: float, far: float, rounds: int = 24) -> tuple[list[bool], list[float]]:
+def forms(near: float, far: float, rounds: int = 14) -> tuple[list[bool], list[float]]:
     """Which rounds go by site, and what all take: four members at each of two sites, which share what leaves one."""
     site_of = {f"{site}{number}": site for site in ("lyon", "berlin") for number in range(4)}
     replicas = [ReplicaRecord(PeerId(name), 1, name, 0, site=site) for name, site in sorted(site_of.items())]

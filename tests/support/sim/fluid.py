@@ -56,6 +56,7 @@ class FluidNetwork:
         self._site_of = site_of or {}
         self._take = take
         self._pipes: dict[tuple[str, str], _Pipe] = {}
+        self._rates: dict[tuple[tuple[str, str], ...], list[float]] = {}  # of each set of pairs that was at work
         self._since_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.sent_bytes = 0
@@ -96,7 +97,9 @@ class FluidNetwork:
 
     def _share_out(self) -> None:
         busy = {pair: pipe for pair, pipe in self._pipes.items() if pipe.queue}
-        for pipe, rate in zip(busy.values(), fair(list(busy), self._lines, self._site_of), strict=True):
+        if (pairs := tuple(busy)) not in self._rates:
+            self._rates[pairs] = fair(pairs, self._lines, self._site_of)
+        for pipe, rate in zip(busy.values(), self._rates[pairs], strict=True):
             pipe.rate = rate
         if self._timer is not None:
             self._timer.cancel()

@@ -57,6 +57,12 @@ async def at_step(rig: Rig, job: Job, step: int) -> None:
             return
 
 
+async def passes(rig: Rig, seconds: float) -> None:
+    """Time in which the job takes few steps, as each of them is computed here."""
+    rig.slowness.update(dict.fromkeys(rig.servers, 20.0))
+    await asyncio.sleep(seconds)
+
+
 @watched(training__steps=8)
 async def test_a_job_at_work_is_shown_with_its_stages_steps_curves_and_news(rig: Rig, job: Job, feed: Feed) -> None:
     await at_step(rig, job, 5)
@@ -84,7 +90,7 @@ async def test_a_lost_stage_server_is_seen_to_be_suspect_then_gone_with_the_reas
     rig.kill(victim)
 
     async def shown() -> tuple[str, str]:
-        await asyncio.sleep(module.LOOK_S_MIN)
+        await passes(rig, module.LOOK_S_MIN)
         state = (await feed.look(None, job.record.id)).state
         in_stage = state["job"]["stages"]["0"]["replicas"].get(victim, {"health": "none"})["health"]
         return in_stage, state["peers"][victim]["state"]
@@ -125,12 +131,12 @@ async def test_the_job_in_full_is_listed_however_many_newer_ones_there_are(
 async def test_a_curve_has_no_gap_where_nobody_looked(rig: Rig, job: Job, feed: Feed) -> None:
     await at_step(rig, job, 2)
     await feed.look(None, "")
-    await at_step(rig, job, 30)
-    await asyncio.sleep(module.AGAIN_S)
+    await at_step(rig, job, 12)
+    await passes(rig, module.AGAIN_S)
     look = await feed.look(None, "")
     steps = list(map(int, look.state["job"]["curves"]["loss"]))
     assert steps == list(range(1, max(steps) + 1))
-    assert max(steps) >= 30
+    assert max(steps) >= 12
 
 
 @watched(training__steps=400)
@@ -148,7 +154,7 @@ async def test_a_database_that_is_away_costs_the_past_of_a_curve_and_nothing_els
     look = await feed.look(None, "")
     assert list(map(int, look.state["job"]["curves"]["loss"])) == [job.progress.steps_done]
     database.select = select
-    await asyncio.sleep(module.AGAIN_S)
+    await passes(rig, module.AGAIN_S)
     look = await feed.look(None, "")
     assert "1" in look.state["job"]["curves"]["loss"]
 
