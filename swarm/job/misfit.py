@@ -16,7 +16,7 @@ _KINDS = {
     "tuple_type": "a list",
     "model_type": "a section",
     "dict_type": "a table",
-    "string_pattern_mismatch": "1 to 40 of a-z, 0-9 and -",  # the only pattern is that of a name
+    "string_pattern_mismatch": "1 to 40 of a-z, 0-9 and -",  # only `name` has a pattern
 }
 
 

@@ -92,7 +92,7 @@ def test_a_job_is_trained_written_hashed_and_can_be_sampled(folder: Path, train_
 def test_a_run_that_was_stopped_is_gone_on_with_and_never_trained_over(
     folder: Path, train_local: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same command, typed again, began at step 0, and its checkpoints pushed out those of the first run."""
+    """The same command, typed again, began at step 0, and its checkpoints took the place of the first run's."""
 
     def stop(progress: object, report: trainer.StepReport) -> None:
         if report.step == 25:
