@@ -154,9 +154,9 @@ class JobBrain:
         """Whether nothing but a checkpoint is under way."""
         return self._parts.saves_only
 
-    def saves(self, version: int, now_s: float) -> bool:
-        """Whether a level version would be saved if it were committed now."""
-        return self._parts.saving.wants(version, now_s)
+    def saves(self, version: int, now_s: float, *, clock: bool) -> bool:
+        """Whether a level version would be saved if it were committed now, or, with `clock`, the clock begins there."""
+        return self._parts.saving.wants(version, now_s, clock=clock)
 
     def owing(self, *, again: bool = False) -> list[PeerId]:
         """The replicas that have not handed over their part of a checkpoint; `again`: one that was late before."""

@@ -217,7 +217,7 @@ def test_harm_in_any_phase_costs_time_only(harm: str, phase: str, name: str) -> 
 
 
 def test_the_next_exchange_waits_for_an_island_that_hangs_while_it_merges() -> None:
-    """Made without it, the next one leaves nobody who has what the island still has to merge."""
+    """If the next exchange were made without it, no island at work would hold what it still has to merge."""
     test_harm_in_any_phase_costs_time_only("frozen", "first merge", "diloco, 2 islands, late")
 
 
@@ -233,9 +233,10 @@ def test_behind_a_restart_no_island_evaluates_that_is_late() -> None:
     assert evaluates == [True, False]
 
 
-def restarted_without(victim: int) -> Phased:
+def restarted_without(victim: int, every_s: float = 0.0) -> Phased:
     """Island `victim` is not heard after a restart of the scheduler, for longer than the grace of 10 s."""
-    world = Phased(replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S), 0)
+    shape = replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S, every_s=every_s)
+    world = Phased(shape, 0)
     world.play_until(all_have_merged)
     world.play_until(lambda one: all(brain.agreed % 5 in (2, 3) for brain in one.brain._roster.islands))
     for peer in of(world, victim):
@@ -257,6 +258,15 @@ def test_an_island_that_is_not_heard_after_a_restart_is_late(victim: int) -> Non
     assert world.brain._roster.islands[victim].due_s < world.now_s, "at once, when it may not be late any more"
     world.play_until(lambda one: len(one.brain.present) == 1)
     assert STILL_S - 15.0 < world.now_s - at_s < STILL_S
+
+
+def test_an_island_is_not_lost_because_the_clock_of_checkpoints_begins_behind_the_exchange() -> None:
+    """The first exchange after a restart has all islands for that, and a silent one was lost after the grace."""
+    world = restarted_without(1, every_s=1800.0)
+    world.play_until(lambda one: one.brain._roster.islands[0].outer_step is not None)
+    for _ in range(20):
+        world.pass_time()
+    assert world.brain.present == (0, 1)
 
 
 def test_an_island_whose_process_was_started_again_with_the_scheduler_is_not_waited_for() -> None:
@@ -282,12 +292,19 @@ def test_an_island_may_be_silent_for_longer_than_the_grace_only_beside_another()
     assert world.brain.fellows_of(peer) == NO_FELLOWS
 
 
-@pytest.mark.parametrize(("least", "exchanges_before"), [(1, 0), (2, 2), (1, 3)], ids=["first", "all", "late"])
+@pytest.mark.parametrize(
+    ("least", "exchanges_before", "every_s"),
+    [(1, 0, 0.0), (1, 0, 1800.0), (2, 2, 0.0), (1, 3, 0.0)],
+    ids=["first", "clock", "all", "late"],
+)
 def test_an_exchange_that_cannot_be_made_without_a_silent_island_waits_for_it(
-    least: int, exchanges_before: int
+    least: int, exchanges_before: int, every_s: float
 ) -> None:
-    """The first of a start, any that needs all islands, and the one behind that for which the island was late."""
-    shape = replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S, least=least)
+    """The first of a start, any that needs all islands, and the one behind that for which the island was late.
+
+    Where checkpoints go by the clock, the first has all islands for its sake; a silent one was lost after the grace.
+    """
+    shape = replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S, least=least, every_s=every_s)
     world = Phased(shape, 0)
     world.play_until(lambda one: all(one.database[island] for island in range(2)))
     world.play_until(lambda one: len(one.made) >= min(2, exchanges_before) and (not one.made or all_have_merged(one)))

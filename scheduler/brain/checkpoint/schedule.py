@@ -99,11 +99,11 @@ class CheckpointSchedule:
             return Decision(None, f"no checkpoint at step {told}: other islands still write an earlier one")
         return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"after {pause_s:g} s")
 
-    def wants(self, version: int, now_s: float) -> bool:
-        """Whether a level version would be saved if it were committed now."""
+    def wants(self, version: int, now_s: float, *, clock: bool = True) -> bool:
+        """Whether a level version would be saved if it were committed now, or, with `clock`, the clock begins there."""
         ends = version == self._steps or (self.stop is not None and version >= self.stop_at)
         by_steps = self._course.is_saved(version, self.rules.every_steps)
-        return ends or by_steps or self.at_once or self._by_time(now_s)
+        return ends or by_steps or self.at_once or ((clock or self._last_s is not None) and self._by_time(now_s))
 
     def _by_time(self, now_s: float) -> bool:
         """Whether one is due by the clock, which begins with the first level version."""

@@ -288,7 +288,7 @@ class IslandsBrain:
             return False
         steps = {other.outer_step for number, other in of.items() if number != island}
         step = steps.pop() if len(steps) == 1 else None
-        return step is None or not self._is_whole(step, self._now_s)
+        return step is None or not self._is_whole(step, self._now_s, clock=False)
 
     def _sleeps(self, island: int, now_s: float) -> bool:
         """Whether an island that may be late has no peer back since the scheduler was restarted."""
@@ -501,14 +501,15 @@ class IslandsBrain:
         told = [output for n in come if made is not None for output in self._tell(n, made, now_s)]
         return [*self._outer.have_merged(now_s), *told]
 
-    def _is_whole(self, step: int, now_s: float) -> bool:
-        """Whether all islands make an outer step at once, as something is saved, ends or begins behind it."""
+    def _is_whole(self, step: int, now_s: float, *, clock: bool = True) -> bool:
+        """Whether all islands make an outer step at once, as something is saved, ends or begins behind it; with `clock`
+        also if the clock of checkpoints does."""
         course, roster = self.courses[0], self._roster
         if self.is_stopping or course.outer_at(step).behind == course.inner.steps:
             return True
         if not roster.may_begin_behind(step):
             return False
-        is_due = any(brain.saves(step + 1, now_s) for brain in roster.at_work().values())
+        is_due = any(brain.saves(step + 1, now_s, clock=clock) for brain in roster.at_work().values())
         return is_due or self._guests.are_there or may_divide(roster, step + 1, self._guests.resting(now_s))
 
     def _receive(self, now_s: float) -> list[Output]:
