@@ -75,7 +75,7 @@ class CutBound:
 
     `spec` is of one island. `rate[peer, stage]` and `holds[peer, stage]` are what a search may look at, `unit_bits` and
     `tied_bits` what a replica sends of its stage's own parameters, and of a tied embedding, to average them;
-    `unit_parameters` counts both.
+    `unit_parameters` counts both. `adds_up`: rounds may go by site.
     """
 
     def __init__(self, pool: PeerPool, spec: JobSpec) -> None:
@@ -90,6 +90,8 @@ class CutBound:
         self._line = np.array([min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in peers])
         self.compute_s: Array = np.array(flops) * tokens / speed[:, None] + 2 * GAP_S
         self.rate: Array = 1.0 / np.maximum(self.compute_s, self.boundary_bits * neighbours / self._line[:, None])
+        is_checked = spec.trust.recount or spec.trust.second_owner or spec.averaging.aggregate != "mean"
+        self.adds_up = not (is_checked or pool.by_peer or any(not peer.site for peer in peers))
         self._offers, self._costs = [peer.offer for peer in peers], model_costs(spec)
         self.needs: tuple[Memory, ...] = ()
         count = len(peers)
@@ -163,9 +165,10 @@ class CutBound:
         return computing_s + share * (fill_s + round_s + self.commit_s)
 
     def _round_s(self, bits: float, peers: npt.NDArray[np.int64], counts: Array) -> float:
-        """Seconds of a round of averaging: lines with the best shares, or the links between sites; and a round trip.
+        """Seconds of a round of averaging: lines with the best shares, or links; and a round trip.
 
-        A round ends when the slowest member has sent its parts, or when all bytes went through all lines.
+        A round ends when the slowest member has sent its parts, or when all bytes went through all lines. It goes by
+        site where that is shorter: members of a site add up their parts, and one sum of each site goes to all others.
         """
         count = len(peers)
         if count == 1 or not bits:
@@ -173,14 +176,20 @@ class CutBound:
         line = self._line[peers]
         seconds = max(1.0 / float(line.min()), (2.0 * count - 2.0) / float(line.sum()))
         used = counts.nonzero()[0]
-        if len(used) > 1:
-            pairs, here = (used[:, None], used), counts[used]
-            amount = 2.0 * (here[:, None] * here) / count / self._shared_bits[pairs]
-            seconds = max(seconds, float(amount.max()))
-            trip_s = 2.0 * float(self._delay_s[pairs].max())
-        else:
-            trip_s = 2.0 * float(self._delay_s[used[0], used[0]])
-        return bits * seconds + trip_s
+        pairs, here = (used[:, None], used), counts[used]
+        trip_s = 2.0 * float(self._delay_s[pairs].max())
+        if len(used) == 1:
+            return bits * seconds + trip_s
+        amount = 2.0 * (here[:, None] * here) / count / self._shared_bits[pairs]
+        flat_s = bits * max(seconds, float(amount.max())) + trip_s
+        if not self.adds_up or count == len(used):
+            return flat_s
+        seconds = max(
+            float(((2.0 - 1.0 / counts[self.end[peers]]) / line).max()),
+            2.0 / len(used) / float(self._shared_bits[pairs].min()),
+            float(((here > 1) * 2.0 / here / self._bits[used, used]).max()),
+        )
+        return min(flat_s, bits * seconds + trip_s + 2.0 * float(self._delay_s[used, used].max()))
 
     def travel_s(self, left: _StageFigures, right: _StageFigures) -> float:
         """Seconds that a tensor travels over a boundary, mean over pairs."""

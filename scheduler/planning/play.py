@@ -32,7 +32,7 @@ from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, Dead
 from scheduler.planning.bound import COMMIT_S, CutBound
 from scheduler.planning.plan import Plan
 from scheduler.planning.pool import PeerPool, PoolPeer, candidates
-from scheduler.planning.rounds import round_s
+from scheduler.planning.rounds import RoundTimes
 from scheduler.planning.stage_servers import HopPart, ModelledServer, Turn
 from scheduler.planning.trace import TraceEvent
 from swarm.errors import BUG_HINT, SwarmError
@@ -71,6 +71,7 @@ class Workload:
     needs: tuple[Memory, ...] = ()
     max_in_flight: int | None = None
     min_replicas: int = 1
+    adds_up: bool = True  # the parts of a site, where that makes rounds shorter
     job: JobSpec | None = None  # as resolved; None: it has no islands, and is not cut anew
     moved: Mapping[UnitName, float] = field(default_factory=dict)  # the numbers of each unit in an exchange
 
@@ -110,7 +111,7 @@ def workload(facts: CutBound, job: JobSpec | None = None) -> Workload:
         unit_bytes={unit: bits / 8.0 for unit, bits in zip(units, unit_bits, strict=False)},
         state_bytes=tuple(foot.weights + foot.optimizer for foot in feet), apply_s=(facts.optimizer_s,) * stages,
         reach_s=(facts.commit_s - COMMIT_S) / 4.0, needs=facts.needs, max_in_flight=None if limit == "auto" else limit,
-        min_replicas=spec.limits.min_replicas, job=job,
+        min_replicas=spec.limits.min_replicas, adds_up=facts.adds_up, job=job,
         moved={unit: count / fragments for unit, count in zip(units, facts.unit_parameters, strict=False)},
     )  # fmt: skip
 
@@ -186,7 +187,7 @@ class Play:
         self.courses: Sequence[OuterCourse] = ()  # of each island, if the job has any
         self._plan, self.load, self._rules, self._decides = plan, load, rules, decides
         self._peers = {PeerId(peer.name): peer for peer in pool.peers}
-        self._pool = pool
+        self._pool, self._round_times = pool, RoundTimes(pool, adds_up=load.adds_up)
         self._rng, self._seed = Random(seed), seed
         self._timers: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._number = count()
@@ -472,6 +473,8 @@ class Play:
                 where = -1 if self._is_outer(step) else timeline, step, unit
                 if (known := self._rounds.get(where)) is not None and known.command.round == number:
                     del self._rounds[where]
+                    if isinstance(known.command, messages.Average) and known.read == len(known.shares):
+                        self._round_times.aborted(known.command)
             case messages.Commit(step=step):
                 if not self._is_outer(step) or self._means.get(server.name) == step:
                     self._apply(server, server.life, command)
@@ -539,15 +542,14 @@ class Play:
         round_.read += 1
         if round_.read == len(round_.shares):
             command = round_.command
-            seconds = self._exchange_s(command) if isinstance(command, messages.Exchange) else self._round_s(command)
+            if isinstance(command, messages.Exchange):
+                seconds = self._exchange_s(command)
+            else:
+                takes = command, self._peers, self.load.unit_bytes[command.unit], self._rules.round_s
+                seconds = self._round_times.begun(*takes, self.now_s)
             for name in round_.shares:
                 server = self.servers[name]
                 self.later(seconds, self._averaged, server, server.life, round_, seconds)
-
-    def _round_s(self, command: messages.Average) -> float:
-        peers, elements = [self._peers[member.peer] for member in command.members], max(1, command.members[-1].stop)
-        shares = [(member.stop - member.start) / elements for member in command.members]
-        return round_s(self._pool, peers, shares, 8.0 * self.load.unit_bytes[command.unit]) + self._rules.round_s
 
     def _averaged(self, server: ModelledServer, life: object, round_: _Averaging, seconds: float) -> None:
         command, peer = round_.command, self._peers[server.name]
@@ -602,6 +604,7 @@ class Play:
         """A peer starts, or starts anew."""
         name = PeerId(peer.name)
         self._peers[name] = peer
+        self._round_times.clear()
         self._enter(name)
         self.later(0.0, self._allocate)
 
@@ -783,6 +786,7 @@ class Play:
         self.reasons[stopped.reason] += 1
         self._rows.clear()
         self._rounds.clear()
+        self._round_times.clear()
         self._due_s = math.inf
         self._reservations.end_of(JOB)
         for name, server in self.servers.items():

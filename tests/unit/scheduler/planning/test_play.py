@@ -112,6 +112,26 @@ def test_a_job_that_begins_again_and_again_or_comes_to_rest_ends_its_play_with_a
         whole.run()
 
 
+def test_rounds_go_by_site_where_that_is_faster_in_a_play_and_by_the_bound_unless_the_job_checks_parts() -> None:
+    """Of four members at each of two sites flat rounds send four units over the link between them, and others one."""
+    peers = tuple(machine(f"{site}{at}", site, speed=3e10, line=1e11) for site in ("lyon", "oslo") for at in range(4))
+    near, far = PoolLink(0.001, 1e11), PoolLink(0.01, 1e9)
+    pool = PeerPool(peers, {(a, b): near if a == b else far for a in ("lyon", "oslo") for b in ("lyon", "oslo")})
+    rounds_s, steps_s = list[float](), list[float]()
+    for aggregate in ("mean", "centered_clip"):
+        job = planned_job(
+            2, training={"global_batch_sequences": 16, "microbatch_sequences": 1}, limits={"min_replicas": 4},
+            averaging={"aggregate": aggregate}, pipeline={"stages": 1, "overlap": 0},
+        )  # fmt: skip
+        facts = CutBound(pool, choose(job, basis_of(pool, job))[0])
+        plan = Plan(facts.split, (tuple(peer.name for peer in peers),), 1, 0)
+        rounds_s.append(facts.of([range(8)]).round_s)
+        steps_s.append(Play(pool, plan, workload(facts)).run().step_s)
+    saved_s = 3.0 * facts.unit_bits[0] / 1e9
+    assert rounds_s[1] - rounds_s[0] == pytest.approx(saved_s, rel=0.01)
+    assert steps_s[1] - steps_s[0] == pytest.approx(saved_s, rel=0.03)
+
+
 def test_a_replica_that_moves_serves_its_new_stage() -> None:
     """The order to load came with the release from the old stage, and was lost."""
     names = [("s0-0", 0.2), *((f"s{stage}-{number}", 1.0) for stage in (1, 2) for number in range(3))]
