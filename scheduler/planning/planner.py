@@ -25,7 +25,7 @@ LARGE = 500  # peers: of more, the best plan alone is played
 LONG_STEP_HOPS = 1500  # of a step: 11 steps with two seeds take longer than a person waits
 LEFT_OUT_MAX = 32  # peers of which the reason is looked for
 NEXT_MAX = 4
-ABOVE_BOUND = 0.02  # by so much chance may lift a play
+ABOVE_BOUND = 0.05  # by so much a play may be faster
 PATIENCE = 100  # times the step of a plan: so long the scheduler's own placement is played at most
 NARROW = NarrowSection(kind="maxout", factor=4)  # that advice is about
 NARROW_GAINS = 1.25  # of the speed with int8 alone, by the bound: for less nothing is said
@@ -48,8 +48,9 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
     if plays:
         shown = []
         for number, plan in enumerate(plans[: PLAYS_MAX if len(search.pool.peers) <= LARGE else 1]):
-            if number >= PLAYS_MIN and costs[number] > min(shown) * (1.0 + ABOVE_BOUND):
-                break  # neither this nor a later one can be better
+            least = costs[number] * found[number].bound.least_s / found[number].bound.step_s
+            if number >= PLAYS_MIN and least > min(shown) * (1.0 + ABOVE_BOUND):
+                break  # it cannot be better, and a later one is less likely to
             looks.append(_looks(search.pool, search.spec, plan))
             plans[number] = next(looks[number])
             shown.append(_cost(plans[number], by_price=search.by_price))

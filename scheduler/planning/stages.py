@@ -2,8 +2,8 @@
 
     1, 2, 3 ... stages ──the rules of resolve.py cut──▶ the rule of placement.py places ──▶ bound ──▶ the least step
 
-In plays, numbers of stages differ by about 0.6 of what they differ by in the bound. So a stage for two peers stays the
-rule unless another number is WORTH it. Not chosen: the search and the plays of `swarm plan`, because they take seconds,
+In plays, numbers of stages differ less than in the bound where links limit. So a stage for two peers stays the rule
+unless another number is WORTH it. Not chosen: the search and the plays of `swarm plan`, because they take seconds,
 and a submit waits for this.
 """
 

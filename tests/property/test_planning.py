@@ -14,6 +14,9 @@ from random import Random
 import pytest
 
 from scheduler.planning.bound import CutBound
+from scheduler.planning.plan import Plan
+from scheduler.planning.planner import ABOVE_BOUND
+from scheduler.planning.play import Play, PlayRules, workload
 from scheduler.planning.pool import PeerPool, PoolLink, PoolPeer
 from scheduler.planning.search import Search, basis_of
 from swarm.errors import SwarmError
@@ -60,6 +63,23 @@ def test_the_bound_never_falls_with_a_faster_peer_or_link_or_more_memory(seed: i
         parts = [after.figures(stage, members) for stage, members in enumerate(places)]
         assert all(after.least_with_s(parts, {at: places[at]}) <= after.of(places).step_s for at in range(stages))
         assert (after.holds >= before.holds).all()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_play_is_faster_than_its_bound_by_more_than_the_planner_allows_for(seed: int) -> None:
+    rng = Random(seed)
+    stages = rng.randint(1, 4)
+    pool = drawn(rng, stages * rng.randint(1, 3))
+    pool = replace(pool, peers=tuple(replace(p, speed=p.speed / 50, memory_bytes=48 * GIB) for p in pool.peers))
+    sections = {"training": {"global_batch_sequences": 32, "microbatch_sequences": 2}, "data": {"sequence_length": 128}}
+    pipeline = {"stages": stages, "overlap": rng.choice((0, 4, 8, 16)), "rebalance": False}
+    job = planned_job(4, **sections, pipeline=pipeline)
+    facts = CutBound(pool, choose(job, basis_of(pool, job))[0])
+    order = rng.sample(range(len(pool.peers)), len(pool.peers))
+    places = [order[stage::stages] for stage in range(stages)]
+    names = tuple(tuple(pool.peers[number].name for number in members) for members in places)
+    play = Play(pool, Plan(facts.split, names, 2, facts.spec.overlap), workload(facts), PlayRules(measured=5))
+    assert 0.4 < facts.of(places).least_s / play.run().step_s < 1.0 + ABOVE_BOUND
 
 
 def exhaustive(pool: PeerPool, search: Search) -> float:
