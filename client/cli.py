@@ -13,11 +13,11 @@ import typer
 from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
-from client.flags import HELP, Root, Verb
+from client.flags import Root, Verb
 from client.shell import OutputFormat, Shell, product
 from swarm.errors import INTERRUPTED, SwarmError, UsageError
 from swarm.process.faults import is_bug, told
-from swarm.process.lifecycle import GONE_FLAGS, give_stdout_up, print_error, usage_error
+from swarm.process.lifecycle import GONE_FLAGS, HELP, give_stdout_up, print_error, usage_error
 from swarm.process.startup import take_any_text
 
 

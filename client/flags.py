@@ -12,8 +12,6 @@ from typer.core import TyperCommand, TyperGroup
 from client.shell import DEFAULT_SCHEDULER, DEFAULT_TIMEOUT_S, Shell
 from swarm.process.lifecycle import given_as_flag
 
-HELP = {"help_option_names": ["-h", "--help"]}
-
 
 def offers(kind: str) -> Callable[[typer.Context, str], list[str]]:
     """A completion by one of the functions of client/completion.py. That module is loaded by TAB only."""

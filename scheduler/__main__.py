@@ -20,7 +20,7 @@ with quiet_start():
     from swarm.process.callers import Logins
     from swarm.process.logs import configure
 
-cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+cli = lifecycle.program()
 
 
 @cli.command()

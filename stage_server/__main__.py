@@ -23,7 +23,7 @@ with quiet_start():
 
 SERVERS_MAX = 256  # without a --data-dir, on one machine
 
-cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+cli = lifecycle.program()
 
 
 @cli.command()

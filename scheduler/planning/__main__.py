@@ -33,9 +33,7 @@ with quiet_start():
 MEASURED_DAYS_MAX = 7  # of links; older ones are warned of
 SAYS_EVERY_S = 0.5
 
-cli = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
-)
+cli = lifecycle.program()
 
 
 @cli.command()

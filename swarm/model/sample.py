@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from swarm.errors import NotFound
-from swarm.process.lifecycle import fail
+from swarm.process.lifecycle import program, run_cli
 
 
 def sample(folder: Path, prompt: str, *, tokens: int, seed: int) -> str:
@@ -53,13 +53,9 @@ def _command(
 
 
 def main() -> None:
-    settings = {"help_option_names": ["-h", "--help"]}
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=settings)
+    app = program()
     app.command()(_command)
-    try:
-        app()
-    except Exception as error:
-        fail(error)
+    run_cli(app, "python -m swarm.model.sample")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,15 @@ SECRET_CHARACTERS_MAX = 4096
 FILES_LEAST = 32  # with fewer gRPC aborts the process
 LogFormatName: TypeAlias = Annotated[str, typer.Option(help="auto, json or text.")]
 
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+def program() -> typer.Typer:
+    """A command of its own, with help in plain text; `run_cli` prints its errors."""
+    return typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=HELP
+    )
+
 
 def run_cli(app: typer.Typer, name: str) -> NoReturn:
     """Run a command; wrong flags, our errors and the machine's are one line and a hint, a bug has its traceback too."""

@@ -25,13 +25,11 @@ with quiet_start():
     from swarm.job.islands import check_speeds, outer_remarks
     from swarm.job.outer_log import Entry, read
     from swarm.job.spec import load_job
-    from swarm.process.lifecycle import fail
+    from swarm.process.lifecycle import program, run_cli
 
 SPEED_MIN, SPEED_MAX = 1e-6, 1e6  # of --speeds: the ratios of these are numbers that can be counted with
 
-cli = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
-)
+cli = program()
 
 
 @cli.command()
@@ -107,10 +105,7 @@ def train_local(
 
 
 def main() -> None:
-    try:
-        cli(prog_name="swarm train-local")  # exits: 0, 2 (usage) or 130 (interrupted)
-    except Exception as error:
-        fail(error)
+    run_cli(cli, "swarm train-local")
 
 
 def _log(file: Path) -> tuple[Entry, ...]:

@@ -19,7 +19,7 @@ with quiet_start():
     from swarm.relay.app import RelayOptions, serve
     from swarm.relay.budget import budget_of
 
-cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+cli = lifecycle.program()
 
 
 @cli.command()

@@ -40,9 +40,7 @@ COUNTED = ("deaths", "joins", "moves", "islands_lost", "stalls", "recuts", "step
 FORMATS = {"of_possible": "{:.1%}", "price": "{:,.6g} in the currency of the pool"}
 SAYS_EVERY_S = 0.5
 
-cli = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
-)
+cli = lifecycle.program()
 
 
 @dataclass(frozen=True, slots=True)
