@@ -23,7 +23,7 @@ from statistics import mean
 
 from scheduler.planning import planner
 from scheduler.planning.bound import CutBound
-from scheduler.planning.plan import Plan, Predicted, facts_hash, predicted_by_bound, rounded
+from scheduler.planning.plan import Plan, Predicted, facts_hash, predicted_by_bound, rounded, spoken_s
 from scheduler.planning.planner import cut_as, numbers_of
 from scheduler.planning.play import Play, PlayRules, workload
 from scheduler.planning.pool import PeerPool
@@ -33,7 +33,7 @@ from swarm.job.islands import check_for_swarm, island_spec
 from swarm.job.partition import unit_names
 from swarm.job.resolve import PROPOSAL_BYTES, choose
 from swarm.job.spec import JobSpec
-from swarm.text import counted, spoken_duration
+from swarm.text import counted
 
 STAGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # that are tried
 PLAYED_MAX, SEEDS, NEXT_MAX = 3, 2, 4  # plans that are played; how often each; others that are named
@@ -165,9 +165,9 @@ def _plan(pool: PeerPool, spec: JobSpec, job: JobSpec, places: tuple[tuple[str, 
     leased = ", ".join(f"{site} {part:.0%}" for site, part in zip(sites, parts, strict=True))
     often = "once" if times == 1 else f"{times} times"
     reasons = [
-        f"leases: of a step of {spoken_duration(train_s)} {leased}",
-        f"exchange: {spoken_duration(exchange_s)} by the bound, {often} in {outer.every_steps} steps; "
-        f"islands wait {spoken_duration(waits_s)} for each",
+        f"leases: of a step of {spoken_s(train_s)} {leased}",
+        f"exchange: {spoken_s(exchange_s)} by the bound, {often} in {outer.every_steps} steps; "
+        f"islands wait {spoken_s(waits_s)} for each",
     ] if sites[1:] else []  # fmt: skip
     if short := _too_short(job, exchange_s):
         reasons.append(f"too short: {short}")
@@ -217,7 +217,7 @@ def _too_short(job: JobSpec, exchange_s: float) -> str:
     """What time limits end an exchange, and what to set; empty if none does."""
     if exchange_s <= (limit_s := job.averaging.timeout_s):
         return ""
-    told = f"averaging.timeout_s = {limit_s:g}: an exchange of {spoken_duration(exchange_s)} would not come to its end"
+    told = f"averaging.timeout_s = {limit_s:g}: an exchange of {spoken_s(exchange_s)} would not come to its end"
     if exchange_s > TIMEOUT_S_MAX:
         return f"{told}, and {TIMEOUT_S_MAX:g} is the most"
     longer_s = min(TIMEOUT_S_MAX, math.ceil(2.0 * exchange_s))

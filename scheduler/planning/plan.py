@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scheduler.planning.pool import PeerPool, PoolPeer
 from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec
+from swarm.text import spoken_duration
 from swarm.text_file import read_small
 
 SCHEMA = "swarm.plan/1"
@@ -73,6 +74,11 @@ def facts_hash(pool: PeerPool, spec: JobSpec) -> str:
 def rounded(value: float) -> float:
     """The value with as many digits as a plan has."""
     return float(f"{value:.{DIGITS}g}")
+
+
+def spoken_s(seconds: float) -> str:
+    """A time span in a sentence, in milliseconds where it is too short to be told in seconds."""
+    return f"{1e3 * seconds:.2g} ms" if 0.0 < seconds < 0.095 else spoken_duration(seconds)
 
 
 def predicted_by_bound(used: Sequence[PoolPeer], tokens: int, flops: float, step_s: float) -> Predicted:

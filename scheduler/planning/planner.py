@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import mean
 
 from scheduler.planning.bound import Bound, CutBound
-from scheduler.planning.plan import Plan, Predicted, facts_hash, predicted_by_bound, rounded
+from scheduler.planning.plan import Plan, Predicted, facts_hash, predicted_by_bound, rounded, spoken_s
 from scheduler.planning.play import RULES, Play, Played, workload
 from scheduler.planning.pool import PeerPool, PoolPeer, candidates
 from scheduler.planning.search import TIE, Placement, Search, basis_of
@@ -17,7 +17,7 @@ from swarm.job.partition import microbatch_tokens
 from swarm.job.placement import place
 from swarm.job.resolve import choose
 from swarm.job.spec import JobSpec, NarrowSection
-from swarm.text import bandwidth, counted, spoken_duration
+from swarm.text import bandwidth, counted
 
 PLAYS_MIN, PLAYS_MAX = 2, 6  # plans that are played
 SEEDS = 2
@@ -204,7 +204,7 @@ def _why_not(pool: PeerPool, facts: CutBound, numbers: Sequence[Sequence[int]], 
     }
     stage = min(able, key=lambda at: with_it[at].step_s)
     after = with_it[stage]
-    averaging, longer = spoken_duration(bound.round_s), spoken_duration(after.round_s)
+    averaging, longer = spoken_s(bound.round_s), spoken_s(after.round_s)
     if after.round_s > AVERAGING_GROWS * bound.round_s and averaging != longer:
         way = _slowest_way(pool, peer, [pool.peers[member] for member in numbers[stage]])
         return f"{way} would lengthen averaging from {averaging} to {longer}"
@@ -230,7 +230,7 @@ def _limits(best: Placement, plan: Plan) -> str:
     if predicted is None or predicted.by == "bound":
         return text
     share = predicted.tokens_per_s / microbatch_tokens(best.spec) / bound.microbatches_per_s
-    return f"{text}; played: {100 * share:.0f} % of that, a round of averaging takes {spoken_duration(bound.round_s)}"
+    return f"{text}; played: {100 * share:.0f} % of that, a round of averaging takes {spoken_s(bound.round_s)}"
 
 
 def _as_placed(pool: PeerPool, facts: CutBound, plan: Plan) -> str:

@@ -226,7 +226,7 @@ class Play:
         stalls = self.counts["stalls"] + STALLS_MAX
         while len(self.committed_s) < step:
             if not self._timers or self.counts["stalls"] == stalls:
-                why = self._stalled or "nobody has anything to do"
+                why = self._stalled or "nothing more happens"
                 raise SwarmError(f"in its play the job never makes {counted(step, 'step')}: {why}", hint=BUG_HINT)
             self.turn()
         return sum(server.busy_s for server in self.servers.values())

@@ -138,8 +138,8 @@ _WANTED = {  # the keys of the file, and what each should be
     "name": _NAMED,
     "count": f"a whole number from 1 to {PEERS_MAX}",
     "device": _NAMED,
-    "memory": 'a size with its unit, such as "24GiB"',
-    "host_memory": 'a size with its unit, such as "64GiB"',
+    "memory": 'a size above 0 with its unit, such as "24GiB"',
+    "host_memory": 'a size above 0 with its unit, such as "64GiB"',
     "site": _NAMED,
     "speed": "a number above 0: multiply-adds per second, such as 2.1e12",
     "up": 'a rate in kbit, Mbit or Gbit, such as "200Mbit"',
@@ -152,9 +152,9 @@ _WANTED = {  # the keys of the file, and what each should be
 
 
 def _bytes(value: object) -> object:
-    if not isinstance(value, str) or not value.endswith("B"):
+    if not isinstance(value, str) or not value.endswith("B") or not (size := parse_size(value)):
         raise ValueError
-    return parse_size(value)
+    return size
 
 
 def _bits(value: object) -> object:
@@ -298,7 +298,9 @@ def _matrix(pool: Path, name: str, peers: Sequence[_PeerTable], most: float, uni
         strange = next((site for site in ends if site not in sites or ends.count(site) > 1), None)
         if strange is not None or heads != ends:
             named = "other sites in its first column than in its first row" if strange is None else f'site "{strange}"'
-            raise InvalidConfig(f"{name} names {printable(named[:60])}", hint=f"name each once: {', '.join(sites[:8])}")
+            known = ", ".join([site for site in sites if site][:8])
+            hint = f"name each once: {known}" if known else "no peer in the pool has a site: write it there"
+            raise InvalidConfig(f"{name} names {printable(named[:60])}", hint=hint)
         rows = [row[1:] for row in rows[1:]]
     widths = {len(row) for row in rows} or {0}
     if widths != {len(ends)} or len(rows) != len(ends):

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from scheduler.planning.bound import CutBound
-from scheduler.planning.plan import Plan
+from scheduler.planning.plan import Plan, spoken_s
 from scheduler.planning.planner import numbers_of
 from scheduler.planning.pool import PeerPool
 from swarm.job.islands import island_spec
 from swarm.job.spec import JobSpec
-from swarm.text import counted, size, spoken_duration
+from swarm.text import counted, size
 
 NAMES_MAX = 3  # peers of a stage that are named; of more, it is said how many are at which site
 HEAD = ("stage", "layers", "peers", "memory", "capacity", "limits", "averaging", "sends per step")
@@ -42,7 +42,7 @@ def headline(pool: PeerPool, plan: Plan) -> str:
     return (
         f"{cut(plan)}, "
         f"{len(plan.peers)} of {counted(len(pool.peers), 'peer')}: {predicted.tokens_per_s:,.0f} tokens/s ({how}), "
-        f"step {spoken_duration(predicted.step_s)}, idle {100 * predicted.idle_ratio:.0f} %{price}"
+        f"step {spoken_s(predicted.step_s)}, idle {100 * predicted.idle_ratio:.0f} %{price}"
     )
 
 
@@ -76,6 +76,6 @@ def _row(pool: PeerPool, facts: CutBound, several: bool, place: int, members: Se
         f"{size(facts.needs[stage].total_bytes)} of {size(least.total_bytes) if least.total_bytes else '?'}",
         f"{figures.rate:.3g} microbatches/s",
         "compute" if figures.rate > 0.99 * computes else "lines",
-        spoken_duration(figures.unit_s),
+        spoken_s(figures.unit_s),
         size(facts.sent_bytes(stage, len(members))),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.planning.plan import Plan, Predicted, document, facts_hash, read_plan
+from scheduler.planning.plan import Plan, Predicted, document, facts_hash, read_plan, spoken_s
 from scheduler.planning.pool import NEAR, PeerPool, PoolPeer
 from swarm.errors import InvalidConfig
 from tests.support.pools import planned_job
@@ -21,6 +21,11 @@ def test_a_plan_comes_back_with_four_digits(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(document(PLAN, "t")))
     assert read_plan(file) == ("t", replace(PLAN, predicted=replace(PREDICTED, tokens_per_s=1235.0)))
+
+
+def test_a_short_time_is_told_in_milliseconds() -> None:
+    told = [spoken_s(value) for value in (0.0, 0.00042, 0.0949, 0.0951, 185)]
+    assert told == ["0.0 s", "0.42 ms", "95 ms", "0.1 s", "3 min 05 s"]
 
 
 @pytest.mark.parametrize(

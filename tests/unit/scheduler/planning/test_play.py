@@ -108,7 +108,7 @@ def test_a_job_that_begins_again_and_again_or_comes_to_rest_ends_its_play_with_a
         Play(whole._pool, whole._plan, bad).run()
     for peer in fleet().peers:
         whole.die(peer.name)
-    with pytest.raises(SwarmError, match="never makes 3 steps: nobody has anything to do"):
+    with pytest.raises(SwarmError, match="never makes 3 steps: nothing more happens"):
         whole.run()
 
 

@@ -87,7 +87,8 @@ def test_matrices_are_of_sites_or_of_peers_and_each_way_is_its_own(tmp_path: Pat
         (TWO.replace("count = 2", "count = 4096"), "has 4097 peers"),
         (TWO.replace("site = ", "sitte = ", 1), 'line 8: unknown key "sitte" (did you mean "site"?)'),
         (TWO.replace('"200Mbit"', '"200"'), "line 10: up is '200' (it should be a rate in kbit, Mbit or Gbit"),
-        (TWO.replace('"24GiB"', '"24"'), "line 7: memory is '24' (it should be a size with its unit"),
+        (TWO.replace('"24GiB"', '"24"'), "line 7: memory is '24' (it should be a size above 0 with its unit"),
+        (TWO.replace("24GiB", "0GiB"), "line 7: memory is '0GiB' (it should be a size above 0 with its unit"),
         ('schema = "swarm.pool/1"\npeer = []', "peer is missing (it should be [[peer]]"),
         ('schema = "swarm.pool/1"\npeer = [1]', "peer is 1 (it should be [[peer]]"),
         (TWO.replace("site = ", "my-site = ", 1), 'unknown key "my-site"'),
@@ -137,6 +138,13 @@ def test_a_wrong_matrix_is_refused_with_the_cell(tmp_path: Path, cells: str, tol
         pool_of(tmp_path, links("delay_ms"), d=cells)
     assert told in str(refused.value)
     assert refused.value.hint
+
+
+def test_a_matrix_of_sites_for_peers_without_one_is_refused_with_the_hint_to_name_them(tmp_path: Path) -> None:
+    bare = links("delay_ms").replace('site = "oregon"\n', "").replace('site = "ohio"\n', "")
+    told = r'd\.csv names site "x" \(no peer in the pool has a site: write it there\)'
+    with pytest.raises(InvalidConfig, match=told):
+        pool_of(tmp_path, bare, d=",x\nx,0\n")
 
 
 def test_two_matrices_are_of_the_same_ends_and_of_sane_bandwidths(tmp_path: Path) -> None:
