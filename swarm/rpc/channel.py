@@ -17,11 +17,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from importlib import import_module
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf.message import DecodeError, Message
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out
 
@@ -80,8 +80,6 @@ _CODE = re.compile(r"^E[0-9]{4}$")
 _HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
 _TEXT_BYTES_MAX = 1 << 10  # of details or hint: both together stay well below MAX_METADATA_BYTES
 LEAVES_S_MAX = 0.4  # of a message whose call is to end; longer if the caller does not read
-
-_log = structlog.get_logger(__name__)
 
 
 def client_options() -> Options:
@@ -357,11 +355,11 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
             raise
         except Exception as error:
             if all(map(_is_over, errors.leaves(error))):
-                _log.debug("this server stops, or the caller left", error=repr(error))
+                _log().debug("this server stops, or the caller left", error=repr(error))
             else:
                 await abort(context, public_error(error))
     except grpc.aio.InternalError as error:  # what gRPC raises when it cannot write
-        _log.debug("the caller left, or does not read", error=repr(error))
+        _log().debug("the caller left, or does not read", error=repr(error))
 
 
 def within(behaviour: Any, around: Callable[..., AbstractAsyncContextManager[Any]]) -> Any:
@@ -406,8 +404,13 @@ def public_error(error: Exception) -> errors.SwarmError:
     found = next((leaf for leaf in errors.leaves(error) if isinstance(leaf, errors.SwarmError)), None)
     if found is not None:
         return found
-    _log.error("call failed", error=repr(error), exc_info=error)
+    _log().error("call failed", error=repr(error), exc_info=error)
     return errors.SwarmError("internal error", hint="see the log of the process that answered")
+
+
+def _log() -> Any:
+    """Of servers alone: loading structlog would make every command of a person slower."""
+    return import_module("structlog").get_logger(__name__)
 
 
 _STATUS_BY_ERROR: dict[type[errors.SwarmError], grpc.StatusCode] = {
