@@ -31,6 +31,7 @@ from benchmarks.measured.gpu import (
 )
 from benchmarks.measured.ways import Timed, job_of
 from swarm.model.families import build
+from tests.support.effort import others
 
 CPU = torch.device("cpu")
 OPTIONS = Namespace(**SMALL, stages=2, replicas=1, warmup=1, threads=1, compression="none", overlap=0)
@@ -72,7 +73,7 @@ def test_the_same_layers_learn_without_a_swarm(tmp_path: Path) -> None:
     assert 4.0 < found.loss < 7.0  # ln 512 = 6.2 before anything was learnt
 
 
-@pytest.mark.parametrize(("stages", "compression"), [(2, "none"), (2, "int8")])
+@pytest.mark.parametrize(("stages", "compression"), [(2, "int8"), *others((2, "none"))])
 def test_stage_servers_that_share_a_device_give_the_bits_of_one_process(stages: int, compression: str) -> None:
     ours, theirs = _bits(Namespace(**vars(OPTIONS) | {"stages": stages}), CPU, "float32", compression)
     assert ours == theirs != ""

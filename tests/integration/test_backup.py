@@ -26,14 +26,14 @@ def back_up(data_dir: Path, copy: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_job_goes_on_from_a_backup_with_the_bits_of_one_process(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=120, checkpoint__every_steps=20)
+    task = Task.make(tmp_path, training__steps=72, checkpoint__every_steps=12)
     with Cluster(tmp_path) as cluster:
         peers = cluster.add_servers(2)
         job = cluster.submit(task.spec, task.tokens.manifest).id
-        cluster.wait_for_step(job, 30)
+        cluster.wait_for_step(job, 18)
         back_up(tmp_path / "scheduler", tmp_path / "copy")
         cluster.restart_scheduler()  # a start that the copy does not know of
-        cluster.wait_for_step(job, 60)
+        cluster.wait_for_step(job, 36)
         cluster.scheduler.kill()
         for server in cluster.servers.values():
             server.kill()

@@ -9,7 +9,7 @@ from itertools import pairwise, product
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.brain.routing.policies import (
@@ -28,6 +28,7 @@ from scheduler.brain.routing.policies import (
 )
 from scheduler.brain.state.links import Links
 from swarm.types import Decision, PeerId, Routing
+from tests.support.effort import examples
 from tests.support.situations import Calls, Situation, beside
 
 A, B, C, D = (PeerId(name) for name in "abcd")
@@ -108,6 +109,7 @@ def serve(wiring: RoutingPolicy, rng: Random, pace_s: dict[PeerId, float], count
     return chosen
 
 
+@settings(max_examples=examples(100))
 @given(st.lists(st.floats(0.05, 5.0), min_size=2, max_size=6), st.integers(0, 1000))
 def test_iwrr_shares_are_inverse_to_the_measured_seconds(paces: list[float], seed: int) -> None:
     pace_s = {PeerId(str(number)): pace for number, pace in enumerate(paces)}
