@@ -36,6 +36,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from math import ceil, floor
 from typing import Any
@@ -303,7 +304,11 @@ def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
         return plain, ""
     fixed, min_replicas = spec.pipeline.stages != "auto", spec.limits.min_replicas
     default = len(plain.split)
-    tries = [(chosen, fewest, _filled(chosen, basis)) for chosen, fewest in choices(spec, plain)]
+    tries = list(choices(spec, plain))
+
+    @cache
+    def filled(number: int) -> JobSpec:
+        return _filled(tries[number][0], basis)
 
     def opened(whole: JobSpec) -> JobSpec:
         """The spec with the cut and the narrow places as open as in the job file."""
@@ -334,22 +339,22 @@ def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
     fleets = (basis.idle,) if sorted(basis.idle) == sorted(basis.present) else (basis.idle, basis.present)
     may_be_bare = spec.model.narrow.kind == "none"  # no place is narrow beside the embedding or the head
     for memories, bare_ends in product(fleets, (False, True)[: 1 + may_be_bare]):
-        for chosen, fewest, whole in tries:
-            if (final := fitted(chosen, fewest, whole, memories, bare_ends)) is not None:
+        for number, (chosen, fewest) in enumerate(tries):  # most often the first fits
+            if (final := fitted(chosen, fewest, filled(number), memories, bare_ends)) is not None:
                 return final, choice_text(final, plain)
     if spec.pipeline.split != "auto":
         return plain, ""
     possible = [default] if fixed else range(1, min(spec.stages_max + 2 * may_be_bare, STAGES_MAX) + 1)
-    _, is_fewest, least = tries[-1]
+    is_fewest, least = tries[-1][1], filled(len(tries) - 1)
     costs = model_costs(opened(least), fewest=is_fewest)
     ways = [(text, model_costs(opened(after)), possible) for text, after in lighter(least)]
     if fixed and default < spec.stages_max:
         ways.append((f"pipeline.stages = {spec.stages_max}", ways[-1][1] if ways else costs, [spec.stages_max]))
     check_possible(costs, basis.present, possible, ways)
     return next(
-        (whole, choice_text(whole, plain))
-        for _, fewest, whole in tries
-        if is_possible(model_costs(opened(whole), fewest=fewest), basis.present, possible)
+        (filled(number), choice_text(filled(number), plain))
+        for number, (_, fewest) in enumerate(tries)
+        if is_possible(model_costs(opened(filled(number)), fewest=fewest), basis.present, possible)
     )
 
 
