@@ -18,11 +18,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# torch first and pinned: a looser request fetches gigabytes of CUDA packages
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,data,postgres,otel,ray,bench,dev]'
+	# most modules of the others are never imported; Python compiles the rest when they are
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[model,data,postgres,otel,ray,bench,dev]'
 	@touch $(STAMP)
 
 $(DEPLOY): $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[deploy]'
 	@touch $(DEPLOY)
 
 demo: setup ## train a small model through 2 stages x 2 replicas on this machine, then sample from it
