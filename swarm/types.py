@@ -20,7 +20,7 @@ JobId = NewType("JobId", str)
 PeerId = NewType("PeerId", str)
 UnitName = NewType("UnitName", str)
 
-PROTOCOL_VERSION = 23  # of the messages between scheduler, stage servers and relays
+PROTOCOL_VERSION = 24  # of the messages between scheduler, stage servers and relays
 NO_JOB = JobId("")
 TIED_UNIT = UnitName("tied")  # the embedding, where first and last stage share it
 

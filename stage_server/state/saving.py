@@ -103,7 +103,7 @@ async def hand_over(
     except SwarmError as error:
         log.warning("stage not saved", stage=me.stage, step=command.version, reason=str(error))
         parameters, fault = (), str(error)
-    return Saved(command.job, command.timeline, command.version, me.stage, parameters, fault)
+    return Saved(command.job, command.timeline, command.version, me.stage, parameters, fault, command.again)
 
 
 async def hashed(

@@ -248,7 +248,9 @@ class ParameterHash:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The stage's state of `version` was handed to the scheduler completely, or `fault` says why it was not."""
+    """The stage's state of `version` was handed to the scheduler completely, or `fault` says why it was not. `again`: as in
+    its SaveStage.
+    """
 
     job: JobId
     timeline: int
@@ -256,6 +258,7 @@ class Saved:
     stage: int
     parameters: tuple[ParameterHash, ...]
     fault: str = ""
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -621,7 +624,7 @@ class Commit:
 class SaveStage:
     """Hand the weights of `version` to the scheduler (Session.Store); with `optimizer` also what a resume needs.
 
-    The checkpoint has the state of `island` under that number.
+    The checkpoint has the state of `island` under that number. `again`: how often it was asked for before.
     """
 
     job: JobId
@@ -629,6 +632,7 @@ class SaveStage:
     version: int
     optimizer: bool = False
     island: int = 0
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True)

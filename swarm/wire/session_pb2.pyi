@@ -403,20 +403,22 @@ class ParameterHash(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Saved(_message.Message):
-    __slots__ = ("job", "timeline", "version", "stage", "parameters", "fault")
+    __slots__ = ("job", "timeline", "version", "stage", "parameters", "fault", "again")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     version: int
     stage: int
     parameters: _containers.RepeatedCompositeFieldContainer[ParameterHash]
     fault: str
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., fault: _Optional[str] = ...) -> None: ...
+    again: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., fault: _Optional[str] = ..., again: _Optional[int] = ...) -> None: ...
 
 class Hashed(_message.Message):
     __slots__ = ("job", "timeline", "version", "stage", "files", "parameters", "fault")
@@ -855,18 +857,20 @@ class Commit(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[UnitRound, _Mapping]]] = ..., learning_rate: _Optional[float] = ..., scale: _Optional[float] = ..., skip: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., rebases: _Optional[bool] = ...) -> None: ...
 
 class SaveStage(_message.Message):
-    __slots__ = ("job", "timeline", "version", "optimizer", "island")
+    __slots__ = ("job", "timeline", "version", "optimizer", "island", "again")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     ISLAND_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     version: int
     optimizer: bool
     island: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., optimizer: _Optional[bool] = ..., island: _Optional[int] = ...) -> None: ...
+    again: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., optimizer: _Optional[bool] = ..., island: _Optional[int] = ..., again: _Optional[int] = ...) -> None: ...
 
 class HashStage(_message.Message):
     __slots__ = ("job", "timeline", "version", "optimizer")

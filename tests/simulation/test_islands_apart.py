@@ -377,7 +377,7 @@ def withheld(one: Replica) -> tuple[PeerId, Saved] | None:
     if save is None:
         return None
     one.commands.remove(save)
-    return one.record.peer, Saved(JOB, save.timeline, save.version, one.record.stage, ())
+    return one.record.peer, Saved(JOB, save.timeline, save.version, one.record.stage, (), again=save.again)
 
 
 def test_an_island_that_hangs_is_left_out_though_others_fail_at_once_to_reach_it(

@@ -11,7 +11,7 @@ from scheduler.brain import inputs, outputs
 from scheduler.brain.inputs import ReplicaRecord
 from swarm.job.placement import Candidate
 from swarm.types import JobState, OnStall, PeerId
-from swarm.wire.messages import Exchange, LoadStage, Release, Saved
+from swarm.wire.messages import Exchange, LoadStage, Release, Saved, SaveStage
 from tests.simulation.engine.islands import (
     MICROBATCHES,
     Ended,
@@ -180,9 +180,9 @@ def test_a_checkpoint_with_different_weights_is_not_kept() -> None:
     world = World(replace(CALM, every=2), 0)
     save = world._save
 
-    def odd(replica: Replica, version: int) -> Saved:
+    def odd(replica: Replica, command: SaveStage) -> Saved:
         replica.pending = (99,) if replica.island else ()
-        return save(replica, version)
+        return save(replica, command)
 
     world._save = odd  # type: ignore[method-assign]
     world.play_until(lambda one: one.over or len(one.database[0]) == 5)

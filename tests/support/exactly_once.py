@@ -292,7 +292,7 @@ class Server:
                     self.averages = {key: one for key, one in self.averages.items() if one.step != command.step}
                     self.carry_out(self.cells.commit(command.step, command.version))
             case SaveStage():
-                self.tell(Saved(JOB, 0, command.version, self.stage, ()))
+                self.tell(Saved(JOB, 0, command.version, self.stage, (), again=command.again))
             case Release():
                 pass
             case _:
@@ -464,10 +464,10 @@ class Server:
         self.tell(RoundFailed(0, average.step, average.unit, average.round, reason, "", cause))
 
 
-# What is no decision here: words for people, what follows of a member from its name and set, what only islands say, and
-# the stamp of a hop, which a route gets on its way out of the brain.
+# What is no decision here: words for people, what follows of a member from its name and set, what only islands say, how
+# often a checkpoint was begun, and the stamp of a hop, which a route gets on its way out of the brain.
 LEFT_OUT = {"reason", "hint", "Member.stage", "Member.microbatches", "LoadStage.held", "SaveStage.island"} | {
-    *("Route.stamp", "Member.group")
+    *("Route.stamp", "Member.group", "SaveStage.again")
 }
 
 

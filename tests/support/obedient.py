@@ -301,10 +301,10 @@ class Swarm:
             case HashStage(version=version):
                 files = (StateFile(f"model/{stage}", 1, self.state_of(peer, "hashed", version)),)
                 self.say(peer, Hashed(JOB, 1, version, stage, files, self.weights_of(stage)))
-            case SaveStage(version=version):
+            case SaveStage(version=version, again=again):
                 if settings.second_hash:
                     self.step(Stored(peer, version, stage, f"model/{stage}", self.state_of(peer, "stored", version)))
-                self.say(peer, Saved(JOB, 1, version, stage, self.weights_of(stage)))
+                self.say(peer, Saved(JOB, 1, version, stage, self.weights_of(stage), again=again))
             case _:
                 assert settings.job
 

@@ -55,9 +55,9 @@ class ScriptedReplica:
                 said = Averaged(timeline, step, unit, number, "mean", norms, 0.1)
             case Commit(step=step, version=version):
                 said = Committed(timeline, step, version, stage, "after")
-            case SaveStage(version=version):
+            case SaveStage(version=version, again=again):
                 hashes = (ParameterHash(f"w{stage}", "float32", (1,), "00"),)
-                said = Saved(self.job, timeline, version, stage, hashes)
+                said = Saved(self.job, timeline, version, stage, hashes, again=again)
             case _:
                 return None
         return replace(said, **changes)

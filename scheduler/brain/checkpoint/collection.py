@@ -55,7 +55,8 @@ class CheckpointCollector:
 
     def saved(self, peer: PeerId, event: Saved, now_s: float) -> End | None:
         """A replica handed over its stage, or could not."""
-        current = (event.job, event.timeline) == (self._state.settings.job, self._state.settings.timeline)
+        settings, again = self._state.settings, None if self._saving.open is None else self._saving.open.again
+        current = (event.job, event.timeline, event.again) == (settings.job, settings.timeline, again)
         is_claim = self._state.settings.second_hash and not event.fault
         saved = self._saving.claimed if is_claim else self._saving.saved
         if not current or not saved(peer, event):
@@ -205,5 +206,7 @@ class CheckpointCollector:
         return self._owed[peer] > 0, leaves or is_suspect, self._owed[peer], self._state.ledger.outstanding(peer), peer
 
     def _ask(self, saver: PeerId, version: int) -> None:
-        settings = self._state.settings
-        self._state.outbox.send(saver, SaveStage(settings.job, settings.timeline, version, settings.saving.optimizer))
+        assert self._saving.open is not None
+        settings, again = self._state.settings, self._saving.open.again
+        save = SaveStage(settings.job, settings.timeline, version, settings.saving.optimizer, again=again)
+        self._state.outbox.send(saver, save)

@@ -48,6 +48,7 @@ class OpenCheckpoint:
     version: int
     since_s: float
     savers: dict[PeerId, int]
+    again: int = 0  # how often its version was begun before; parts of those tries went with their files
     parameters: dict[int, tuple[ParameterHash, ...]] = field(default_factory=dict)
     claims: dict[int, tuple[PeerId, Saved]] = field(default_factory=dict)  # of savers, while others are asked
     rests_on_one: bool = False  # a stage was accepted although nobody else has hashed it
@@ -62,6 +63,7 @@ class CheckpointSchedule:
         self._course = course
         self.newest = first_step
         self.open: OpenCheckpoint | None = None
+        self._begun = (-1, 0)  # the newest version that was begun, and how often before
         self.others: int | None = None  # the version that other islands write, while this one has no part in it
         self.stop: Stopped | None = None  # how the job is to end, if before its last step
         self.stop_at = 0  # the version to train up to first
@@ -131,7 +133,8 @@ class CheckpointSchedule:
         assert self.open is None
         assert len(savers) == self._stages
         self.at_once = False
-        self.open = OpenCheckpoint(version, now_s, {peer: stage for stage, peer in enumerate(savers)})
+        self._begun = version, self._begun[1] + 1 if version == self._begun[0] else 0
+        self.open = OpenCheckpoint(version, now_s, {peer: stage for stage, peer in enumerate(savers)}, self._begun[1])
 
     def claimed(self, peer: PeerId, event: Saved) -> bool:
         """A saver claims to have handed over its stage, still to be confirmed; False if it was not awaited."""

@@ -709,8 +709,8 @@ class World:
                 return self._exchange(one, command)
             case Commit(step=step) if step == one.version:
                 return self._commit(one, command)
-            case SaveStage(version=version):
-                return self._save(one, version)
+            case SaveStage():
+                return self._save(one, command)
             case Release():
                 one.commands.clear()
                 one.is_free = True
@@ -720,15 +720,16 @@ class World:
         units = tuple(UnitSize(unit, 64) for unit, stages in UNITS.items() if one.record.stage in stages)
         return Loaded(JOB, one.timeline, one.record.stage, one.first, one.start, units, "", one.joins)
 
-    def _save(self, one: Replica, version: int) -> Saved:
-        stage, theta = one.record.stage, tuple(sorted(one.theta.items()))
+    def _save(self, one: Replica, command: SaveStage) -> Saved:
+        stage, theta, version = one.record.stage, tuple(sorted(one.theta.items())), command.version
         if one.version != version or self._strikes(self.shape.refusals // 4):
-            return Saved(JOB, one.timeline, version, stage, (), "it holds another version")
+            return Saved(JOB, one.timeline, version, stage, (), "it holds another version", command.again)
         steps = one.course.inner_steps(version)
         number = self.brain.part_of(one.timeline)  # as the scheduler counts what it receives
         self.history.append(HandedOver(number, one.timeline, stage, steps, one.pending, theta))
         weights = f"{theta}" if one.course.streams else f"{theta} less {one.pending}"
-        return Saved(JOB, one.timeline, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), weights),))
+        hashes = (ParameterHash(f"w{stage}", "float32", (1,), weights),)
+        return Saved(JOB, one.timeline, version, stage, hashes, again=command.again)
 
     def _exchange(self, one: Replica, command: Exchange) -> Event | None:
         """Tell what is pending, and add up what all envoys have pending."""

@@ -43,7 +43,7 @@ class Disk:
 async def save(disk: Disk, version: int = 0) -> Saved:
     spec, device = tiny_spec(), ThreadDevice(torch.device("cpu"), 1)
     stage = Stage(spec, 0, device.name)
-    command = SaveStage(JOB, 0, version, optimizer=False)
+    command = SaveStage(JOB, 0, version, optimizer=False, again=3)
     me = ReplicaId(JOB, PeerId("p"), 1, 0)
     try:
         return await hand_over(command, capture(command, stage, device), spec, me, device, disk, get_logger("test"))
@@ -54,7 +54,7 @@ async def save(disk: Disk, version: int = 0) -> Saved:
 async def test_every_file_is_handed_over_and_named_with_its_hashes() -> None:
     disk = Disk()
     saved = await save(disk)
-    assert (saved.version, saved.stage, saved.fault) == (0, 0, "")
+    assert (saved.version, saved.stage, saved.fault, saved.again) == (0, 0, "", 3)
     assert [header.path for header in disk.headers] == ["model/model.safetensors"]
     assert [header.total_bytes for header in disk.headers] == [len(content) for content in disk.kept.values()]
     assert len(saved.parameters) > 3
