@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# torch first and pinned: a looser request fetches gigabytes of CUDA packages
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
-	# most modules of the others are never imported; Python compiles the rest when they are
+	# Python compiles the others when they are first imported: most never are
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[model,data,postgres,otel,ray,bench,dev]'
 	@touch $(STAMP)
 

@@ -55,7 +55,7 @@ def _command(
 def main() -> None:
     app = program()
     app.command()(_command)
-    run_cli(app, "python -m swarm.model.sample")
+    run_cli(app, "python -m swarm.model.sample", variables=False)
 
 
 if __name__ == "__main__":

@@ -75,12 +75,15 @@ def program() -> typer.Typer:
     )
 
 
-def run_cli(app: typer.Typer, name: str) -> NoReturn:
-    """Run a command; wrong flags, our errors and the machine's are one line and a hint, a bug has its traceback too."""
+def run_cli(app: typer.Typer, name: str, *, variables: bool = True) -> NoReturn:
+    """Run a command; wrong flags, our errors and the machine's are one line and a hint, a bug has its traceback too.
+
+    With `variables` a flag that is not given is taken from the environment, such as SWARM_LISTEN.
+    """
     try:
         flags = {str(parameter.name) for parameter in typer.main.get_command(app).params}
         code = app(  # of typer.Exit; 130 after Ctrl-C
-            auto_envvar_prefix="SWARM",
+            auto_envvar_prefix="SWARM" if variables else None,
             prog_name=name,
             standalone_mode=False,
             default_map=secrets_in_files(os.environ, flags - flags_given(sys.argv[1:])),

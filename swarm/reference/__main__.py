@@ -105,7 +105,7 @@ def train_local(
 
 
 def main() -> None:
-    run_cli(cli, "swarm train-local")
+    run_cli(cli, "swarm train-local", variables=False)
 
 
 def _log(file: Path) -> tuple[Entry, ...]:

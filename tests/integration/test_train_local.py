@@ -74,6 +74,16 @@ def train_local(
     return call
 
 
+def test_its_flags_are_said_in_plain_text_and_taken_from_no_variable(
+    train_local: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_THREADS", "many")  # of stage servers
+    shown, wrong, missing = train_local("-h"), train_local("job.toml", "--sets"), train_local()
+    assert (shown.code, shown.out.split()[0], "SWARM_" in shown.out) == (0, "Usage:", False)
+    assert (wrong.code, wrong.err.split()[0]) == (2, "error[E0200]:")
+    assert missing.err.splitlines() == ["error[E0200]: missing argument 'FILE'.", "hint: see: swarm train-local --help"]
+
+
 def test_a_job_is_trained_written_hashed_and_can_be_sampled(folder: Path, train_local: Callable[..., Done]) -> None:
     done = train_local("job.toml", "--out", "out/model", "--threads", "1")
     assert done.code == 0, done.err
