@@ -4,10 +4,9 @@
         scheduler routes
     F   fill and drain: a microbatch's way through all stages but the slowest, and there and back between them
     X   the longest round of averaging        K   the commit: two round trips to the scheduler
-
     L   late microbatches of a step: F + X + K hide behind what they take
 
-    step  = M / λ + optimizer + F + X + K       where steps overlap, half of F + X + K is taken to hide
+    step  = M / λ + optimizer + F + X + K       where steps overlap, half of F + X + K is assumed hidden
     least = M / λ + optimizer + max(0, F + X + K - L / λ)
 
 A replica takes μ microbatches/s: what it computes, or what its line carries. Any replica sends to any of the next
@@ -59,7 +58,7 @@ Places = Sequence[Sequence[int]]  # the numbers of the peers of each stage
 class Bound:
     """What a placement does at best. `limits` names what λ follows from; seconds are of one step.
 
-    `step_s` is what a search makes small, and `least_s` what no play is far below.
+    A search minimizes `step_s`; no play is far below `least_s`.
     """
 
     step_s: float
@@ -201,7 +200,7 @@ class CutBound:
             2.0 / len(used) / float(self._shared_bits[pairs].min()),
             float(((here > 1) * 2.0 / here / self._bits[used, used]).max()),
         )
-        return min(flat_s, bits * seconds + trip_s + 2.0 * float(self._delay_s[used, used].max()))
+        return min(flat_s, bits * seconds + trip_s + 2.0 * float(((here > 1) * self._delay_s[used, used]).max()))
 
     def travel_s(self, left: _StageFigures, right: _StageFigures) -> float:
         """Seconds that a tensor travels over a boundary, mean over pairs."""
@@ -254,8 +253,8 @@ class CutBound:
         tensors = neighbours * self.spec.training.microbatches / replicas * self.boundary_bits
         return float(tensors + 2.0 * (replicas - 1) / replicas * self.unit_bits[stage]) / 8.0
 
-    def least_s(self) -> float:
-        """No placement takes less: all peers compute all the time, and the fastest fill the pipeline."""
+    def least_step_s(self) -> float:
+        """No placement has a smaller `step_s`: all peers compute all the time, and the fastest fill the pipeline."""
         fastest = self.compute_s.min(axis=0)
         weights = fastest / fastest.sum()  # whatever they are, no placement has a higher rate than this gives
         rate = min(float((weights / self.compute_s).max(axis=1).sum()), HOPS_PER_S / len(self.split))

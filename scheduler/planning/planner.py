@@ -36,8 +36,8 @@ AVERAGING_GROWS = 1.1  # by a peer: then its line is the reason why it is left o
 def plan_of(search: Search, *, plays: bool = True) -> Plan:
     """The plan of what a search found so far, which must be something.
 
-    With `plays` the best are played, as long as the bound of the next one is above what was played: a few steps each,
-    and then on, whichever is the best so far, until the best has been played with all seeds.
+    With `plays` the best are played, as long as the next could be faster by its bound's least: a few steps each, and
+    then on, whichever is the best so far, until the best has been played with all seeds.
     """
     found = search.found
     plans = [
@@ -50,7 +50,7 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
         for number, plan in enumerate(plans[: PLAYS_MAX if len(search.pool.peers) <= LARGE else 1]):
             least = costs[number] * found[number].bound.least_s / found[number].bound.step_s
             if number >= PLAYS_MIN and least > min(shown) * (1.0 + ABOVE_BOUND):
-                break  # it cannot be better, and a later one is less likely to
+                break  # it cannot be better, and a later one is less likely to be
             looks.append(_looks(search.pool, search.spec, plan))
             plans[number] = next(looks[number])
             shown.append(_cost(plans[number], by_price=search.by_price))

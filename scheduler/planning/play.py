@@ -545,8 +545,8 @@ class Play:
             if isinstance(command, messages.Exchange):
                 seconds = self._exchange_s(command)
             else:
-                takes = command, self._peers, self.load.unit_bytes[command.unit], self._rules.round_s
-                seconds = self._round_times.begun(*takes, self.now_s)
+                size_bytes, fixed_s = self.load.unit_bytes[command.unit], self._rules.round_s
+                seconds = self._round_times.begun(command, self._peers, size_bytes, fixed_s, self.now_s)
             for name in round_.shares:
                 server = self.servers[name]
                 self.later(seconds, self._averaged, server, server.life, round_, seconds)
@@ -604,7 +604,7 @@ class Play:
         """A peer starts, or starts anew."""
         name = PeerId(peer.name)
         self._peers[name] = peer
-        self._round_times.clear()
+        self._round_times.lines_changed()
         self._enter(name)
         self.later(0.0, self._allocate)
 

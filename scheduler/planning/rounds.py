@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from scheduler.planning.pool import PeerPool, PoolPeer
-from swarm.types import PeerId, UnitName
+from swarm.types import PeerId, Round, UnitName
 from swarm.wire import messages
 
 
@@ -20,30 +20,40 @@ class RoundTimes:
     def __init__(self, pool: PeerPool, *, adds_up: bool) -> None:
         self._pool, self._adds_up = pool, adds_up
         self._known: dict[object, float] = {}
-        self._newest: dict[tuple[int, UnitName], tuple[float, float]] = {}  # by timeline; when it begins and ends
+        self._ends: dict[tuple[int, UnitName], dict[tuple[int, Round], float]] = {}  # of rounds by timeline and unit
 
     def clear(self) -> None:
-        """The job stalls, or a peer has other lines now."""
+        """The job stalls: no round goes on."""
         self._known.clear()
-        self._newest.clear()
+        self._ends.clear()
+
+    def lines_changed(self) -> None:
+        """A peer has come, with lines of its own; rounds that have begun go on."""
+        self._known.clear()
 
     def begun(
-        self, command: messages.Average, peers: Mapping[PeerId, PoolPeer], size: float, fixed_s: float, now_s: float
+        self,
+        command: messages.Average,
+        peers: Mapping[PeerId, PoolPeer],
+        size_bytes: float,
+        fixed_s: float,
+        now_s: float,
     ) -> float:
         """For how long a round of so many bytes goes on from now; `fixed_s` of it depend on nothing."""
-        key = command.unit, *((member.peer, member.start, member.stop) for member in command.members)
+        key = command.unit, *((member.peer, member.group, member.start, member.stop) for member in command.members)
         if key not in self._known:
             members = [peers[member.peer] for member in command.members]
-            self._known[key] = self._shorter_s(command.members, members, 8.0 * size) if len(members) > 1 else 0.0
-        begins_s = max(now_s, self._newest.get((command.timeline, command.unit), (0.0, 0.0))[1])
-        ends_s = begins_s + self._known[key] + fixed_s
-        self._newest[command.timeline, command.unit] = begins_s, ends_s
+            self._known[key] = self._shorter_s(command.members, members, 8.0 * size_bytes) if len(members) > 1 else 0.0
+        where = command.timeline, command.unit
+        ends = {at: end_s for at, end_s in self._ends.get(where, {}).items() if end_s > now_s}
+        ends_s = max(now_s, *ends.values()) if ends else now_s
+        ends_s += self._known[key] + fixed_s
+        self._ends[where] = ends | {(command.step, command.round): ends_s}
         return ends_s - now_s
 
     def aborted(self, command: messages.Average) -> None:
-        """The newest round of a unit carries nothing any more."""
-        begins_s, _ = self._newest[command.timeline, command.unit]
-        self._newest[command.timeline, command.unit] = begins_s, begins_s
+        """A round that has begun carries nothing any more."""
+        self._ends.get((command.timeline, command.unit), {}).pop((command.step, command.round), None)
 
     def _shorter_s(self, members: Sequence[messages.Member], peers: Sequence[PoolPeer], bits: float) -> float:
         alone, at_site = [peer.name for peer in peers], [peer.site or f"/{peer.name}" for peer in peers]

@@ -187,7 +187,7 @@ class Search:
             self.refused[stages] = InvalidConfig(f"a step has {hops} hops, of {HOPS_MAX} at most", hint=hint)
             return
         facts = CutBound(self.pool, resolved)
-        if self._prices is None and facts.least_s() > min(
+        if self._prices is None and facts.least_step_s() > min(
             (climber.cost for climber in self._climbers.values()), default=math.inf
         ):
             return

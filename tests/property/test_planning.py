@@ -59,7 +59,7 @@ def test_the_bound_never_falls_with_a_faster_peer_or_link_or_more_memory(seed: i
     for pool, improved in better(rng, drawn(rng, 8)):
         before, after = CutBound(pool, spec), CutBound(improved, spec)
         assert after.of(places).step_s <= before.of(places).step_s * (1 + 1e-12)
-        assert after.least_s() <= after.of(places).step_s
+        assert after.least_step_s() <= after.of(places).step_s
         parts = [after.figures(stage, members) for stage, members in enumerate(places)]
         assert all(after.least_with_s(parts, {at: places[at]}) <= after.of(places).step_s for at in range(stages))
         assert (after.holds >= before.holds).all()

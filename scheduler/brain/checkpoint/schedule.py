@@ -101,7 +101,7 @@ class CheckpointSchedule:
             return Decision(None, f"no checkpoint at step {told}: other islands still write an earlier one")
         return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"after {pause_s:g} s")
 
-    def wants(self, version: int, now_s: float, *, clock: bool = True) -> bool:
+    def wants(self, version: int, now_s: float, *, clock: bool) -> bool:
         """Whether a level version would be saved if it were committed now, or, with `clock`, the clock begins there."""
         ends = version == self._steps or (self.stop is not None and version >= self.stop_at)
         by_steps = self._course.is_saved(version, self.rules.every_steps)

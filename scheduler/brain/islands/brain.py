@@ -280,8 +280,8 @@ class IslandsBrain:
     # Inside ----------------------------------------------------------------------------------------------------------
 
     def _may_be_late(self, island: int) -> bool:
-        """Whether others go on without an island that is silent, and have it in a later exchange. Not if there are no
-        others, it has yet to load, owes a part of a checkpoint, or the others wait for it where all are to be."""
+        """Whether an island that is silent may be late. Not if there are no others, it has yet to load, owes a part of
+        a checkpoint, or all are to be there. If all are only for the clock of checkpoints, they wait for it."""
         of, brain = self._roster.at_work(), self._roster.islands[island]
         is_amid = brain.mode in (Mode.GATHERING, Mode.RUNNING) and brain.agreed < brain.settings.steps
         if not self._silence_s or self._divisions or not is_amid or brain.owing() or len(of) == 1:

@@ -14,9 +14,9 @@ UNIT = UnitName("stage-0")
 FIXED_S = 0.25
 
 
-def round_of(peers: tuple[PoolPeer, ...], timeline: int = 0) -> messages.Average:
+def round_of(peers: tuple[PoolPeer, ...], timeline: int = 0, step: int = 1) -> messages.Average:
     members = tuple(messages.Member(PeerId(peer.name), 1, "", at, at + 1, "") for at, peer in enumerate(peers))
-    return messages.Average(timeline, 1, UNIT, Round(1, 1), members, 1, 60.0)
+    return messages.Average(timeline, step, UNIT, Round(1, 1), members, 1, 60.0)
 
 
 def at_two_sites(bits_per_s: float) -> tuple[RoundTimes, dict[PeerId, PoolPeer]]:
@@ -41,16 +41,21 @@ def test_the_round_of_one_replica_takes_what_all_rounds_take() -> None:
 
 def test_a_round_waits_for_the_one_before_until_that_has_ended_or_the_job_stalls() -> None:
     times, peers = at_two_sites(1e9)
-    both = round_of(tuple(peers.values()))
+    first, second, third = (round_of(tuple(peers.values()), step=step) for step in range(3))
     takes_s = 2.0 + 0.3 + FIXED_S
 
-    def begun(now_s: float) -> float:
-        return times.begun(both, peers, 2e8 / 8.0, FIXED_S, now_s)
+    def begun(round_: messages.Average, now_s: float) -> float:
+        return times.begun(round_, peers, 2e8 / 8.0, FIXED_S, now_s)
 
-    assert [begun(0.0), begun(1.0)] == pytest.approx([takes_s, 2.0 * takes_s - 1.0])
-    island = round_of(tuple(peers.values()), timeline=1)
-    assert times.begun(island, peers, 2e8 / 8.0, FIXED_S, 1.0) == pytest.approx(takes_s), "its lines are others"
-    times.aborted(both)  # the second of them: the first goes on until its end
-    assert begun(2.0) == pytest.approx(2.0 * takes_s - 2.0)
+    assert [begun(first, 0.0), begun(second, 1.0)] == pytest.approx([takes_s, 2.0 * takes_s - 1.0])
+    assert begun(round_of(tuple(peers.values()), timeline=1), 1.0) == pytest.approx(takes_s), "its lines are others"
+    times.aborted(second)  # the first goes on until its end
+    assert begun(third, 2.0) == pytest.approx(2.0 * takes_s - 2.0)
+    times.lines_changed()
+    assert begun(second, 2.0) == pytest.approx(3.0 * takes_s - 2.0), "rounds go on where a peer comes"
+    for round_ in (first, second, third):
+        times.aborted(round_)
+    assert begun(first, 2.5) == pytest.approx(takes_s), "no round is before it any more"
     times.clear()
-    assert begun(3.0) == pytest.approx(takes_s)
+    times.aborted(first)  # the job stalled meanwhile
+    assert begun(first, 3.0) == pytest.approx(takes_s)

@@ -61,6 +61,7 @@ def test_islands_are_saved_where_all_hold_the_same_and_there_alone_does_their_cl
     between = [version for version in range(1, course.steps) if version not in level]
     saving = CheckpointSchedule(SavingRules(every_s=10.0), 1, 0, course.steps, course)
     assert saving.due(between[0], 0.0).plan is None
+    assert [saving.wants(level[0], 20.0, clock=clock) for clock in (True, False)] == [True, False]
     assert saving.due(level[0], 20.0).plan is None, "the clock begins here, as at all islands"
     assert all(saving.due(version, 99.0).plan is None for version in between)
     assert saving.due(level[1], 30.0).plan == level[1]
@@ -70,13 +71,13 @@ def test_nothing_is_saved_behind_an_exchange_that_islands_merge_at_several_momen
     course = OuterCourse(IslandCourse(12, 4, 2, 0))
     first, second, third = (outer.step + 1 for outer in course.outer)
     saving = CheckpointSchedule(SavingRules(every_steps=2, every_s=10.0), 1, 0, course.steps, course)
-    assert saving.wants(first, 0.0)
+    assert saving.wants(first, 0.0, clock=False)
     saving.merges(Exchanged(first - 1, (), False, 1.0))
     assert saving.due(first, 0.0).plan is None
     saving.merges(Exchanged(second - 1, (), False, 1.0, whole=True))
-    assert saving.wants(second, 5.0)
+    assert saving.wants(second, 5.0, clock=False)
     assert saving.due(second, 5.0).plan == second
-    assert saving.wants(third, 6.0), "the last one"
+    assert saving.wants(third, 6.0, clock=False), "the last one"
 
 
 def test_a_stage_is_taken_from_the_one_who_was_asked_for_it_and_once() -> None:
