@@ -14,7 +14,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -388,7 +388,8 @@ def growth(tokenizer_json: str, where: str, library: Any) -> dict[str, int]:
 
     `library` is the module `tokenizers`, for regular expressions. What cannot be read is left to it.
     """
-    rules = [(_needed(rule), rule) for normalizer in _normalizers(tokenizer_json) for rule in _rules(normalizer)]
+    normalizers = _normalizers(tokenizer_json, library)
+    rules = [(_needed(rule), rule) for normalizer in normalizers for rule in _rules(normalizer)]
     if len(rules) > RULES_MAX:
         raise _refusal(where, f"has {len(rules)} rules, more than {RULES_MAX}")
     matched = list(dict.fromkeys(text for text, _ in rules if text))
@@ -410,14 +411,21 @@ def added(grown: Mapping[str, int], texts: Iterable[str]) -> int:
     return sum(text.count(match) * letters for text in texts for match, letters in grown.items()) if grown else 0
 
 
-def _normalizers(tokenizer_json: str) -> Iterator[Mapping[str, Any]]:
-    """The values of the key, read alone: the vocabulary beside it may have millions of entries."""
+def _normalizers(tokenizer_json: str, library: Any) -> Iterator[Mapping[str, Any]]:
+    """The values of the key, read alone: the vocabulary beside it may have millions of entries.
+
+    As the library reads them: what has no type that it knows it takes for the rule whose keys are there.
+    """
+    beside = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
     for found in _NORMALIZER.finditer(tokenizer_json):
         try:
             value, _ = json.JSONDecoder().raw_decode(tokenizer_json, found.end())
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
+            with suppress(Exception):  # the library raises nothing narrower, and says it when it reads the file
+                text = json.dumps({**beside, "normalizer": value})
+                value = json.loads(library.Tokenizer.from_str(text).to_str())["normalizer"]
             yield value
 
 
@@ -446,7 +454,7 @@ def _followed(rules: Iterable[tuple[str, Mapping[str, Any]]], text: str, where: 
     """How many letters a text becomes; InvalidConfig beyond LETTERS_MAX for each of its own."""
     most = LETTERS_MAX * max(1, len(text))
     for needed, rule in rules:
-        if needed not in text:  # of a thousand rules most
+        if needed not in text and len(text) <= most:  # true for most rules
             continue
         match rule:
             case {"type": "Prepend", "prepend": str(put)}:
