@@ -299,7 +299,7 @@ def _matrix(pool: Path, name: str, peers: Sequence[_PeerTable], most: float, uni
         if strange is not None or heads != ends:
             named = "other sites in its first column than in its first row" if strange is None else f'site "{strange}"'
             known = ", ".join([site for site in sites if site][:8])
-            hint = f"name each once: {known}" if known else "no peer in the pool has a site: write it there"
+            hint = f"name each once: {known}" if known else "no peer in the pool has a site: give each peer its site"
             raise InvalidConfig(f"{name} names {printable(named[:60])}", hint=hint)
         rows = [row[1:] for row in rows[1:]]
     widths = {len(row) for row in rows} or {0}

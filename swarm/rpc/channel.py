@@ -17,7 +17,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from importlib import import_module
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
@@ -409,8 +408,9 @@ def public_error(error: Exception) -> errors.SwarmError:
 
 
 def _log() -> Any:
-    """Of servers alone: loading structlog would make every command of a person slower."""
-    return import_module("structlog").get_logger(__name__)
+    import structlog  # noqa: PLC0415  # slow to import, and no completion in a shell waits for it
+
+    return structlog.get_logger(__name__)
 
 
 _STATUS_BY_ERROR: dict[type[errors.SwarmError], grpc.StatusCode] = {

@@ -138,7 +138,7 @@ def test_the_doctor_finds_what_is_wrong_with_a_swarm(
         assert abs(found["clock"][0]["numbers"]["ahead_s"]) < 30
         assert found["certificate"][0]["verdict"] == "ok"
         assert "torch" in texts["device"]
-        monkeypatch.setattr("client.doctor.probes._torch", str)  # it stays as it is, and a look takes seconds
+        monkeypatch.setattr("client.doctor.probes._torch", str)  # it was looked at above, and each look takes seconds
         with zipfile.ZipFile(tmp_path / "bundle.zip") as bundle:
             assert json.loads(bundle.read("peers.json"))[0]["id"] == peer
         code, found = doctor(cluster.address, "--job", str(tmp_path / "bad.toml"), "--broker", "mqtt://127.0.0.1:1")

@@ -910,14 +910,14 @@ def test_the_list_of_verbs_loads_none_of_them() -> None:
 
 def test_the_client_runs_without_torch_and_without_the_servers() -> None:
     script = (
-        "import sys, client.cli, importlib; "
+        "import sys, client.cli, client.completion, importlib; print('structlog' in sys.modules); "
         "[importlib.import_module(verb.module) for verb in client.cli.VERBS.values() if not verb.program]; "
         "print([m for m in ('torch', 'transformers', 'scheduler', 'stage_server', 'sqlalchemy') if m in sys.modules])"
     )
     answer = subprocess.run(
         [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
-    assert answer.stdout == "[]\n"
+    assert answer.stdout == "False\n[]\n"
 
 
 def test_programs_get_their_flags_untouched() -> None:

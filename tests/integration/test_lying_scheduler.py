@@ -69,7 +69,7 @@ def test_a_lying_scheduler_causes_no_internal_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`swarm peers -o json` said that "x" is no literal for int()."""
-    monkeypatch.setattr("client.doctor.probes._torch", str)  # no scheduler has a word in it, and it takes seconds
+    monkeypatch.setattr("client.doctor.probes._torch", str)  # the scheduler plays no part in it, and it takes seconds
     scheduler, address = liar
     scheduler.lie = LIES[lie]
     for command in (*COMMANDS, *(["doctor"] if lie in DOCTORS else [])):

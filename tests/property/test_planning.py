@@ -21,6 +21,7 @@ from scheduler.planning.pool import PeerPool, PoolLink, PoolPeer
 from scheduler.planning.search import Search, basis_of
 from swarm.errors import SwarmError
 from swarm.job.resolve import choose
+from tests.support.effort import seeds
 from tests.support.pools import GIB, drawn, equals, planned_job
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def test_the_bound_never_falls_with_a_faster_peer_or_link_or_more_memory(seed: i
         assert (after.holds >= before.holds).all()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30, 8, 11, 22, 27))  # for their bounds the two slowest and two fastest of 30
 def test_no_play_is_faster_than_its_bound_by_more_than_the_planner_allows_for(seed: int) -> None:
     rng = Random(seed)
     stages = rng.randint(1, 4)

@@ -142,7 +142,7 @@ def test_a_wrong_matrix_is_refused_with_the_cell(tmp_path: Path, cells: str, tol
 
 def test_a_matrix_of_sites_for_peers_without_one_is_refused_with_the_hint_to_name_them(tmp_path: Path) -> None:
     bare = links("delay_ms").replace('site = "oregon"\n', "").replace('site = "ohio"\n', "")
-    told = r'd\.csv names site "x" \(no peer in the pool has a site: write it there\)'
+    told = r'd\.csv names site "x" \(no peer in the pool has a site: give each peer its site\)'
     with pytest.raises(InvalidConfig, match=told):
         pool_of(tmp_path, bare, d=",x\nx,0\n")
 

@@ -114,8 +114,13 @@ def test_the_true_input_may_come_before_its_route() -> None:
     play(2, act)
 
 
-def test_after_a_flood_of_early_inputs_the_true_ones_are_taken_and_little_is_held() -> None:
+@pytest.mark.parametrize("bytes_max", [EARLY_BYTES_MAX, 64 << 10])
+def test_after_a_flood_of_early_inputs_the_true_ones_are_taken_and_little_is_held(
+    bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """4096 early cells times three steps times a boundary tensor were kept: more than a machine has."""
+
+    monkeypatch.setattr("stage_server.brain.neighbours.EARLY_BYTES_MAX", bytes_max)
 
     async def attack(scene: Scene) -> None:
         refused = 0
@@ -130,7 +135,7 @@ def test_after_a_flood_of_early_inputs_the_true_ones_are_taken_and_little_is_hel
         held = scene.replica.early
         assert refused
         assert len(held) <= EARLY_MAX
-        assert held.size_bytes <= EARLY_BYTES_MAX
+        assert held.size_bytes <= bytes_max
         await scene.replica.handle(routed())
 
     assert loss_after(attack) == loss_after(nothing)
