@@ -29,7 +29,7 @@ ABOVE_BOUND = 0.05  # by so much a play may be faster
 PATIENCE = 100  # times the step of a plan: so long the scheduler's own placement is played at most
 NARROW = NarrowSection(kind="maxout", factor=4)  # that advice is about
 NARROW_GAINS = 1.25  # of the speed with int8 alone, by the bound: for less nothing is said
-NARROW_COSTS = "a small model had 3 to 8 % more loss after as many tokens"  # docs/convergence.md
+NARROW_COSTS = "a small model had 3 to 7 % more loss after as many tokens"  # docs/convergence.md
 AVERAGING_GROWS = 1.1  # by a peer: then its line is the reason why it is left out
 
 
