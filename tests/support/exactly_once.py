@@ -464,7 +464,7 @@ class Server:
         self.tell(RoundFailed(0, average.step, average.unit, average.round, reason, "", cause))
 
 
-# What is no decision here: words for people, what follows of a member from its name and set, what only islands say, how
+# These are no decisions: words for people, what follows of a member from its name and set, what only islands say, how
 # often a checkpoint was begun, and the stamp of a hop, which a route gets on its way out of the brain.
 LEFT_OUT = {"reason", "hint", "Member.stage", "Member.microbatches", "LoadStage.held", "SaveStage.island"} | {
     *("Route.stamp", "Member.group", "SaveStage.again")
