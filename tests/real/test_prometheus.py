@@ -142,7 +142,7 @@ def test_prometheus_answers_every_expression_of_the_dashboard(fleet: Fleet, prom
 
 def test_a_collector_receives_the_spans_of_a_microbatch_in_order(fleet: Fleet, collector: Collector) -> None:
     def whole() -> list[Any]:
-        """Those without the lost replica. What it had is done again, in another order; what it did it may not commit."""
+        """Those without the lost replica. What it had is done again in another order; what it did it may not commit."""
         lost = KeyValue(key="swarm.peer", value=AnyValue(string_value=fleet.lost))
         touched = {span.trace_id for span in collector.spans if AGAIN in span.attributes or lost in span.attributes}
         return [span for span in collector.spans if span.name == "microbatch" and span.trace_id not in touched]

@@ -583,19 +583,19 @@ class OuterSteps:
         self._going, self._began_s, self._until_s = islands, now_s, now_s + self._patience_s(outer)
 
     def _without_some(self, outer: OuterStep, is_whole: Callable[[int], bool], now_s: float) -> tuple[int, ...] | None:
-        """Once patience with its rounds is over: the largest group of islands that reach each other, if not all do."""
+        """Once patience with its rounds is over: the largest group of islands that reach each other, if not all do.
+        None if all in it are owed, as the others do not reach them and could not have what they make."""
         exchanging, owed = self._exchanging, self.owed(outer.fragment)
         if exchanging is None or now_s < self._until_s or len(self._going) == 1 or exchanging.result() is not None:
             return None
         islands = {n: self._roster.islands[n] for n in self._going}
         apart = {frozenset(map(self._island, pair)) for pair in exchanging.broken(now_s)}
-        for n, brain in islands.items():
-            if not all(brain.delegates(stage, outer.step) for stage in range(len(brain.settings.split))):
-                apart.add(frozenset((n,)))
+        stages = range(len(self._settings.split))
+        apart |= {frozenset([n]) for n, of in islands.items() if not all(of.delegates(at, outer.step) for at in stages)}
         sizes = {n: sum(map(len, brain.peers)) for n, brain in islands.items()}
         stay = largest_group(sizes, apart, doubts(apart | self.parted)) if apart else self._going
         is_enough = max(1, self._roster.least) <= len(stay) < len(self._going)
-        return stay if is_enough and not owed.keys() - {*stay} and not is_whole(outer.step) else None
+        return stay if is_enough and owed.keys() < {*stay} and not is_whole(outer.step) else None
 
     def _enter(self, made: Exchanged, late: Sequence[int], now_s: float) -> list[Note]:
         """The exchange is made: its row can be written. What to tell people."""

@@ -537,6 +537,7 @@ CUT = [(0, 2), (1, 2)]  # the others do not reach island 2
         (CUT, {"is_complete": True}, None),
         (CUT, {"owed": (2,)}, None),  # it would be late twice running
         (CUT, {"owed": (0,)}, (0, 1)),
+        ([(0, 1), (0, 2), (1, 2)], {"owed": (0,)}, None),  # the one that was late would have all others be late
         (CUT, {"least": 3}, None),
         (CUT, {"least": 2}, (0, 1)),
         (CUT, {"is_whole": True}, None),  # something is saved behind it
