@@ -139,8 +139,8 @@ class Modelled(Sites):
         mbit_per_s, rtt_ms = map(float, self._options.link.split(":")) if is_slow else (0.0, 0.0)
         self.relay.between(0, 1, delay_s=rtt_ms / 2e3, bytes_per_s=mbit_per_s * 1e6 / 8)
 
-    def start(self, mode: str, steps: int, outer: Mapping[str, object]) -> Job:
-        """Submit a job with an island at each site, or with one of all."""
+    def start(self, mode: str, steps: int, outer: Mapping[str, object], **others: object) -> Job:
+        """Submit a job with an island at each site, or with one of all; `others` of its values may be given."""
         changes: dict[str, object] = {
             "config__hidden_size": self._width,
             "config__intermediate_size": 2 * self._width,
@@ -158,7 +158,7 @@ class Modelled(Sites):
         if mode != "allreduce":
             changes |= {"islands__count": len(SITES), "pipeline__overlap": self._options.overlap}
         changes["pipeline__sync_steps"] = 0
-        spec = small_spec(self.text, **changes)
+        spec = small_spec(self.text, **(changes | others))
         spec = resolve(spec, Basis(ByteTokenizer.vocabulary_size, stages=STAGES))
         tokens = Tokens.make(self.folder / f"tokens-{time.monotonic_ns()}", spec)
         return Job(self.submit(spec, tokens.manifest).id, spec, tokens)
