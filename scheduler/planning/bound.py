@@ -6,13 +6,14 @@
     X   the longest round of averaging        K   the commit: two round trips to the scheduler
     L   late microbatches of a step: F + X + K hide behind what they take
 
-    step  = M / λ + optimizer + F + X + K       where steps overlap, half of F + X + K is assumed hidden
+    step  = M / λ + optimizer + F + X + K       where steps overlap, half of F + X + K is assumed hidden, L / λ at most
     least = M / λ + optimizer + max(0, F + X + K - L / λ)
 
 A replica takes μ microbatches/s: what it computes, or what its line carries. Any replica sends to any of the next
-stage, in proportion to what these take, as routes do that know no links. All peers of two sites share the link between
-them, over all boundaries and both ways of a tensor and its gradient. Within a site no link is shared. F, X and K are
-counted as if nothing collided.
+stage, in proportion to what these take, as routes do that know no links. Where the peers of both stages are unequal,
+routes lead from like to like (`Lanes`), so peers of one speed send to peers that stand as they do among theirs. All
+peers of two sites share the link between them, over all boundaries and both ways of a tensor and its gradient. Within
+a site no link is shared. F, X and K are counted as if nothing collided.
 
 So a play is slower. Where many microbatches are late it may be faster than the step, since more than half hides, but
 hardly faster than the least (tests/property/test_planning.py): where a slow stage has work while others fill, where
@@ -36,6 +37,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from scheduler.brain.routing.policies import UNEQUAL
 from scheduler.planning.pool import PeerPool
 from swarm.job.footprint import HOST_STEP_S, model_costs, stage_parameters
 from swarm.job.memory_split import needs
@@ -79,6 +81,15 @@ class _StageFigures:
     shares: Array  # of the rate, by end
     counts: Array  # by end
     unit_s: float  # of its round of averaging
+    lanes: tuple[Array, Array, Array] | None  # where each speed begins and ends, slowest first; its shares by end
+
+
+@dataclass(frozen=True, slots=True)
+class _Boundary:
+    """What the boundary between two stages adds to the bound."""
+
+    travel_s: float  # of a tensor, mean over pairs of replicas
+    sent: Array  # the part of all tensors that goes from end to end
 
 
 class CutBound:
@@ -98,6 +109,8 @@ class CutBound:
         self.boundary_bits = 8.0 * tokens * spec.boundary_width * BOUNDARY_BYTES[spec.pipeline.compression]
         neighbours = np.array([(stage > 0) + (stage < stages - 1) for stage in range(stages)], dtype=float)
         speed = np.array([peer.speed for peer in peers])
+        self._speed, (kinds, self._kind) = speed, np.unique(speed, return_inverse=True)
+        self._kinds = len(kinds)
         self._line = np.array([min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in peers])
         self.compute_s: Array = np.array(flops) * tokens / speed[:, None] + 2 * GAP_S
         self.rate: Array = 1.0 / np.maximum(self.compute_s, self.boundary_bits * neighbours / self._line[:, None])
@@ -162,7 +175,14 @@ class CutBound:
         counts: Array = np.bincount(ends, minlength=kinds).astype(np.float64)
         rate = float(rates.sum())
         unit_s = self._round_s(self.unit_bits[stage], peers, counts)
-        return _StageFigures(len(peers), rate, len(peers) / rate, by_end / rate, counts, unit_s)
+        lanes, speeds = None, self._speed[peers]
+        if float(speeds.max()) > UNEQUAL * float(speeds.min()):
+            by_kind = np.bincount(self._kind[peers] * kinds + ends, rates, self._kinds * kinds).reshape(-1, kinds)
+            widths = by_kind.sum(axis=1)
+            by_kind, widths = by_kind[widths > 0] / rate, widths[widths > 0] / rate
+            stops = widths.cumsum()
+            lanes = stops - widths, stops, by_kind / widths[:, None]
+        return _StageFigures(len(peers), rate, len(peers) / rate, by_end / rate, counts, unit_s, lanes)
 
     def least_with_s(self, stages: Sequence[_StageFigures], changed: Mapping[int, Sequence[int]]) -> float:
         """No step takes less where some of the stages get other members: what is cheap to say of a change."""
@@ -171,9 +191,9 @@ class CutBound:
         return self._step_s(rate, round_s)
 
     def _step_s(self, rate: float, round_s: float, fill_s: float = 0.0) -> float:
-        share = HIDDEN if self.spec.overlap else 1.0
-        computing_s = self.spec.training.microbatches / rate + self.optimizer_s
-        return computing_s + share * (fill_s + round_s + self.commit_s)
+        between_s = fill_s + round_s + self.commit_s
+        hidden_s = min(HIDDEN * between_s, self.spec.overlap / rate)
+        return self.spec.training.microbatches / rate + self.optimizer_s + between_s - hidden_s
 
     def _round_s(self, bits: float, peers: npt.NDArray[np.int64], counts: Array) -> float:
         """Seconds of a round of averaging: lines with the best shares, or links; and a round trip.
@@ -202,16 +222,18 @@ class CutBound:
         )
         return min(flat_s, bits * seconds + trip_s + 2.0 * float(((here > 1) * self._delay_s[used, used]).max()))
 
-    def travel_s(self, left: _StageFigures, right: _StageFigures) -> float:
-        """Seconds that a tensor travels over a boundary, mean over pairs."""
-        here, there = left.counts.nonzero()[0][:, None], right.counts.nonzero()[0]
-        pairs = left.counts[here] * right.counts[there]
-        return float((self._travel_s[here, there] * pairs).sum()) / (left.count * right.count)
+    def boundary(self, left: _StageFigures, right: _StageFigures) -> _Boundary:
+        """What the boundary between two stages adds."""
+        travel_s = float(left.counts @ self._travel_s @ right.counts) / (left.count * right.count)
+        if left.lanes is None or right.lanes is None:
+            return _Boundary(travel_s, left.shares[:, None] * right.shares)
+        (starts, stops, here), (begins, ends, there) = left.lanes, right.lanes
+        shared = np.minimum(stops[:, None], ends) - np.maximum(starts[:, None], begins)
+        return _Boundary(travel_s, here.T @ np.maximum(0.0, shared) @ there)
 
-    def _carried(self, stages: Sequence[_StageFigures]) -> tuple[float, str]:
+    def _carried(self, boundaries: Sequence[_Boundary]) -> tuple[float, str]:
         """The microbatches/s that the busiest link carries, and its name."""
-        shares = np.array([stage.shares for stage in stages])
-        there: Array = np.einsum("sa,sb->ab", shares[:-1], shares[1:])
+        there: Array = sum((boundary.sent for boundary in boundaries[1:]), boundaries[0].sent)
         with np.errstate(divide="ignore"):
             rates = self._shared_bits / self.boundary_bits / (there + there.T)
         a, b = divmod(int(rates.argmin()), len(self._ends))
@@ -225,16 +247,16 @@ class CutBound:
         counts = np.bincount(self.end[peers], minlength=len(self._delay_s)).astype(float)
         return self._round_s(self.tied_bits, peers, counts)
 
-    def joined(self, stages: Sequence[_StageFigures], travel_s: Sequence[float], tied_s: float) -> Bound:
+    def joined(self, stages: Sequence[_StageFigures], boundaries: Sequence[_Boundary], tied_s: float) -> Bound:
         """The bound of a step from what its stages and boundaries add."""
         slowest = min(range(len(stages)), key=lambda number: stages[number].rate)
         rate, limits = stages[slowest].rate, f"stage {slowest}"
-        if len(stages) > 1 and len(self._ends) > 1 and (carried := self._carried(stages))[0] < rate:
+        if len(stages) > 1 and len(self._ends) > 1 and (carried := self._carried(boundaries))[0] < rate:
             rate, limits = carried
         if HOPS_PER_S / len(stages) < rate:
             rate, limits = HOPS_PER_S / len(stages), "the scheduler"
         means = [stage.mean_s for stage in stages]
-        fill_s = sum(means) - max(means) + 2.0 * sum(travel_s)
+        fill_s = sum(means) - max(means) + 2.0 * sum(boundary.travel_s for boundary in boundaries)
         round_s = max(tied_s, max(stage.unit_s for stage in stages))
         step_s = self._step_s(rate, round_s, fill_s)
         between_s = max(0.0, fill_s + round_s + self.commit_s - self.spec.overlap / rate)
@@ -244,8 +266,8 @@ class CutBound:
     def of(self, places: Places) -> Bound:
         """The bound of a placement: the members of each stage, at least one each."""
         stages = [self.figures(number, members) for number, members in enumerate(places)]
-        travel_s = [self.travel_s(left, right) for left, right in pairwise(stages)]
-        return self.joined(stages, travel_s, self.tied_s(places))
+        boundaries = [self.boundary(left, right) for left, right in pairwise(stages)]
+        return self.joined(stages, boundaries, self.tied_s(places))
 
     def sent_bytes(self, stage: int, replicas: int) -> float:
         """What a replica of a stage sends in a step: boundary tensors, and parts and means of its round."""

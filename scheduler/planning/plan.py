@@ -27,9 +27,12 @@ DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What a plan is predicted to do: by the bound, or by a play of it, whose ± is `spread` (a ratio)."""
+    """What a plan is predicted to do: by the bound, or by a play of it, whose ± is `spread` (a ratio).
 
-    by: Literal["bound", "played"]
+    Below: a play has ended early, as it could not reach these tokens/s.
+    """
+
+    by: Literal["bound", "played", "below"]
     tokens_per_s: float
     step_s: float
     idle_ratio: float  # of what the peers of all stages could compute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -36,8 +37,9 @@ AVERAGING_GROWS = 1.1  # by a peer: then its line is the reason why it is left o
 def plan_of(search: Search, *, plays: bool = True) -> Plan:
     """The plan of what a search found so far, which must be something.
 
-    With `plays` the best are played, as long as the next could be faster by its bound's least: a few steps each, and
-    then on, whichever is the best so far, until the best has been played with all seeds.
+    With `plays` the best are played, as long as the next could be faster by its bound's least: a few steps each, or
+    fewer once it must be slower, and then on, whichever is the best so far, until the best has been played with all
+    seeds.
     """
     found = search.found
     plans = [
@@ -51,9 +53,11 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
             least = costs[number] * found[number].bound.least_s / found[number].bound.step_s
             if number >= PLAYS_MIN and least > min(shown) * (1.0 + ABOVE_BOUND):
                 break  # it cannot be better, and a later one is less likely to be
-            looks.append(_looks(search.pool, search.spec, plan))
+            slower = min(shown, default=math.inf) / costs[number] * (1.0 + ABOVE_BOUND) if costs[number] else math.inf
+            looks.append(_looks(search.pool, search.spec, plan, slower))
             plans[number] = next(looks[number])
-            shown.append(_cost(plans[number], by_price=search.by_price))
+            is_slower = plans[number].predicted.by == "below"  # type: ignore[union-attr]
+            shown.append(math.inf if is_slower else _cost(plans[number], by_price=search.by_price))
     first = _first(shown)
     while plays and (plan := next(looks[first], plans[first])) is not plans[first]:
         plans[first], shown[first] = plan, _cost(plan, by_price=search.by_price)
@@ -115,20 +119,30 @@ def played(pool: PeerPool, spec: JobSpec, plan: Plan) -> Plan:
     return last
 
 
-def _looks(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[Plan]:
+def _looks(pool: PeerPool, spec: JobSpec, plan: Plan, slower: float = math.inf) -> Iterator[Plan]:
     """The plan as it is played: by the first steps of a play, by one play, and by plays of all seeds.
 
-    A play of long steps has fewer of them. Its spread is half of what the halves of all plays differ by.
+    A play of long steps has fewer of them. Its spread is half of what the halves of all plays differ by. It ends early
+    where a step takes so many times as long as by the bound: later steps hide no more of the first than what their late
+    microbatches take.
     """
+    assert plan.predicted is not None
     facts = CutBound(pool, cut_as(pool, spec, plan))
     load = workload(facts)
     is_long = load.microbatches * len(plan.split) > LONG_STEP_HOPS
     rules = replace(RULES, warm_up=2, measured=2) if is_long else RULES
     step_tokens, half = load.microbatches * load.tokens, rules.measured // 2
-    rates, shown = list[float](), list[Played]()
-    for play in (Play(pool, plan, load, rules, seed) for seed in range(SEEDS)):
+    rates, shown, out_s = list[float](), list[Played](), slower * plan.predicted.step_s
+    for seed in range(SEEDS):
+        play = Play(pool, plan, load, rules, seed)
         if not shown:
-            play.until(rules.warm_up)
+            on_time = 1.0 - plan.overlap / load.microbatches
+            play.until(1, out_s / on_time if on_time else math.inf)
+            if play.committed_s:
+                play.until(rules.warm_up, play.committed_s[0] + out_s * (rules.warm_up - 1))
+            if len(play.committed_s) < rules.warm_up:
+                yield replace(plan, predicted=replace(plan.predicted, by="below", tokens_per_s=step_tokens / out_s))
+                return
             step_s = (play.committed_s[-1] - play.committed_s[0]) / (rules.warm_up - 1)
             yield _shown(plan, step_tokens, step_tokens / step_s)
         shown.append(play.run())
@@ -136,6 +150,7 @@ def _looks(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[Plan]:
         rates += (half * step_tokens / (end_s - begin_s) for begin_s, end_s in pairwise(ends))
         rate, idle = mean(run.tokens_per_s for run in shown), mean(run.idle_ratio for run in shown)
         yield _shown(plan, step_tokens, rate, max(0.0, idle), (max(rates) - min(rates)) / 2.0 / rate)
+        rules = replace(rules, warm_up=1) if is_long else rules
 
 
 def _shown(plan: Plan, step_tokens: int, rate: float, idle: float = 0.0, spread: float = 0.0) -> Plan:
@@ -243,7 +258,8 @@ def _as_placed(pool: PeerPool, facts: CutBound, plan: Plan) -> str:
     places = tuple(tuple(name for name, at in placed.plan.items() if at == stage) for stage in range(stages))
     play = Play(pool, replace(plan, places=places), load)
     play.watch()
-    steps, until_s = 4, PATIENCE * plan.predicted.step_s
+    is_long = load.microbatches * stages > LONG_STEP_HOPS
+    steps, until_s = 3 if is_long else 4, PATIENCE * plan.predicted.step_s
     while len(play.committed_s) < steps and play.now_s < until_s:
         play.turn()
     ends, tokens = play.committed_s, load.microbatches * load.tokens
@@ -285,8 +301,11 @@ def _told(plan: Plan, best: Plan, *, by_price: bool) -> str:
     assert plan.predicted is not None
     assert best.predicted is not None
     price = f" at {plan.predicted.price_per_hour:,.2f} per hour, {_per_money(plan)}" if by_price else ""
-    how = "" if plan.predicted.by == best.predicted.by else " by the bound"
-    return f"{counted(len(plan.split), 'stage')} {plan.predicted.tokens_per_s:,.0f} tokens/s{price}{how}"
+    below = "below " if plan.predicted.by == "below" else ""
+    how = "" if below or plan.predicted.by == best.predicted.by else " by the bound"
+    return (
+        f"{counted(len(plan.split), 'stage')} {below}{rounded(plan.predicted.tokens_per_s):,.0f} tokens/s{price}{how}"
+    )
 
 
 def _per_money(plan: Plan) -> str:

@@ -218,13 +218,13 @@ class Play:
         tokens_per_s = self.load.step_tokens * steps / seconds
         return Played(tokens_per_s, seconds / steps, 1.0 - busy_s / (seconds * len(self.servers)), self.hops)
 
-    def until(self, step: int) -> float:
-        """Play until so many steps are committed; gives for how many seconds devices have computed.
+    def until(self, step: int, end_s: float = math.inf) -> float:
+        """Play until so many steps are committed, or the end; gives for how many seconds devices have computed.
 
         SwarmError if the job stalls too often on the way, or comes to rest.
         """
         stalls = self.counts["stalls"] + STALLS_MAX
-        while len(self.committed_s) < step:
+        while len(self.committed_s) < step and self.now_s <= end_s:
             if not self._timers or self.counts["stalls"] == stalls:
                 why = self._stalled or "nothing more happens"
                 raise SwarmError(f"in its play the job never makes {counted(step, 'step')}: {why}", hint=BUG_HINT)

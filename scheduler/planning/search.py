@@ -1,9 +1,10 @@
 """The search: which number of stages, and which peer where, by the bound.
 
     for each number of stages   the scheduler's own rules cut the model (resolve.choose)
-        starts                  as the scheduler would place; in the order of the file; fastest to the neediest;
-                                sites together, near ones side by side; sites spread; at random
-        climb                   a peer to another stage, two peers swapped, one out or in: taken if the cost falls
+        starts                  as the scheduler would place; in the order of the file; fastest to the neediest, and
+                                without slow lines; sites together, near ones side by side; sites spread; at random
+        climb                   a peer to another stage, two peers swapped, one out or in: taken if the cost falls;
+                                every second time to the slowest stage
     the best numbers of stages  climb on, from their best and from random starts
 
 Effort is counted in evaluations of the bound and chance is seeded, so equal facts give the same answer however fast
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from random import Random
 from statistics import median
 
@@ -40,7 +41,7 @@ REST = 256  # evaluations between two rests
 STALE = 3  # times the number of changes that there are: so many in a row that are no better end a climb
 AGAIN = 12  # climbs from random starts that find nothing better end the search of a cut
 BEGINNING = 0.3  # of the effort at most: for starts
-ROUNDS = ((0.6, 12), (1.0, 4))  # the effort until the end of each, and how many of the best cuts climb in it
+ROUNDS = ((0.5, 12), (0.8, 6), (1.0, 3))  # the effort until the end of each, and how many of the best cuts climb in it
 BYTE_TOKENS = 257
 
 
@@ -253,7 +254,9 @@ def _starts(pool: PeerPool, climber: _Climber) -> Iterator[list[list[int]]]:
     fastest = sorted(file_order, key=lambda peer: (-peers[peer].speed, peer))
     chain = {site: number for number, site in enumerate(_chain(pool))}
     near = sorted(file_order, key=lambda peer: (chain[peers[peer].site], peer))
-    orders = [(file_order, True), (fastest, False), (near, True), (near, False)]
+    lines = [min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in peers]
+    quick = [peer for peer in fastest if lines[peer] >= median(lines)]
+    orders = [(file_order, True), (fastest, False), (quick, False), (near, True), (near, False)]
     for number in range(RANDOM_STARTS):
         orders.append((_shuffled(pool, climber.rng, by_site=number % 2 == 0), number % 2 == 0))
     for order, in_rows in orders:
@@ -326,11 +329,9 @@ class _State:
         used = {peer for members in places for peer in members}
         self.out = [peer for peer in range(len(facts.rate)) if peer not in used and bool(facts.holds[peer].any())]
         self._stages = [facts.figures(number, members) for number, members in enumerate(places)]
-        self._travel_s = [
-            facts.travel_s(left, right) for left, right in zip(self._stages, self._stages[1:], strict=False)
-        ]
+        self._boundaries = [facts.boundary(left, right) for left, right in pairwise(self._stages)]
         self._tied_s = facts.tied_s(places)
-        self.cost = self._cost(self.places, facts.joined(self._stages, self._travel_s, self._tied_s).step_s)
+        self.cost = self._cost(self.places, facts.joined(self._stages, self._boundaries, self._tied_s).step_s)
         climber.spent += 1
 
     def _cost(self, places: Sequence[Sequence[int]], step_s: float) -> float:
@@ -346,26 +347,28 @@ class _State:
         self._climber.spent += 1
         if self._cost(places, facts.least_with_s(self._stages, changed)) >= self.cost * (1.0 - FALLS):
             return False
-        stages, travel_s, tied_s = list(self._stages), list(self._travel_s), self._tied_s
+        stages, boundaries, tied_s = list(self._stages), list(self._boundaries), self._tied_s
         for number, members in changed.items():
             stages[number] = facts.figures(number, members)
         for left in {
-            boundary for number in changed for boundary in (number - 1, number) if 0 <= boundary < len(travel_s)
+            boundary for number in changed for boundary in (number - 1, number) if 0 <= boundary < len(boundaries)
         }:
-            travel_s[left] = facts.travel_s(stages[left], stages[left + 1])
+            boundaries[left] = facts.boundary(stages[left], stages[left + 1])
         if 0 in changed or len(stages) - 1 in changed:
             tied_s = facts.tied_s(places)
-        cost = self._cost(places, facts.joined(stages, travel_s, tied_s).step_s)
+        cost = self._cost(places, facts.joined(stages, boundaries, tied_s).step_s)
         if cost >= self.cost * (1.0 - FALLS):
             return False
         self.places, self.out, self.cost = places, out, cost
-        self._stages, self._travel_s, self._tied_s = stages, travel_s, tied_s
+        self._stages, self._boundaries, self._tied_s = stages, boundaries, tied_s
         return True
 
     def changed(self, rng: Random) -> tuple[dict[int, list[int]], list[int]] | None:
         """A random change, as `tried` takes it; None if what was drawn cannot be."""
         holds, least, stages = self._climber.facts.holds, self._climber.min_replicas, len(self.places)
         a, b, kind = rng.randrange(stages), rng.randrange(stages), rng.random()
+        if rng.random() < 0.5:
+            b = min(range(stages), key=lambda stage: self._stages[stage].rate)
         peer = rng.choice(self.places[a])
         rest = [other for other in self.places[a] if other != peer]
         if kind < 0.1 and self.out:

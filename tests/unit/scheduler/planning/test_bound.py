@@ -36,10 +36,11 @@ def test_two_equal_stages_take_turns_and_a_step_fills_averages_and_commits() -> 
     assert bound.round_s == pytest.approx(unit_bits / 1e9 + 0.002)
     assert bound.step_s == pytest.approx(64 / bound.microbatches_per_s + bound.fill_s + bound.round_s + facts.commit_s)
     between_s = bound.fill_s + bound.round_s + facts.commit_s
-    for overlap in (8, 64):
+    for overlap in (1, 8, 64):
         late = bound_of(pool, 2, pipeline={"overlap": overlap, "stages": 2}).of([[0, 1], [2, 3]])
-        assert late.step_s == pytest.approx(bound.step_s - between_s / 2)
-        least_s = max(0.0, between_s - overlap / bound.microbatches_per_s)
+        late_s = overlap / bound.microbatches_per_s
+        assert late.step_s == pytest.approx(bound.step_s - min(between_s / 2, late_s))
+        least_s = max(0.0, between_s - late_s)
         assert late.least_s == pytest.approx(64 / bound.microbatches_per_s + least_s)
 
 
@@ -65,6 +66,20 @@ def test_a_link_carries_its_part_of_all_tensors_and_gradients() -> None:
     bound = facts.of([[0, 1, 2, 3], [4, 5]])
     assert bound.limits == "the link from x to y"
     assert bound.microbatches_per_s == pytest.approx(1e6 / facts.boundary_bits / part)
+
+
+def test_where_two_stages_are_unequal_fast_peers_send_to_fast_peers() -> None:
+    peers = tuple(machine(name, name[0], speed=speed) for name, speed in (("x0", 1e12), ("y0", 9e12), ("x1", 1e12)))
+    pool = PeerPool(
+        (*peers, machine("y1", "y", speed=9e12)), {("x", "y"): PoolLink(0.1, 1e9), ("y", "x"): PoolLink(0.1, 1e9)}
+    )
+    facts = bound_of(pool, 2)
+    first, last = (facts.figures(stage, members) for stage, members in enumerate(([0, 1], [2, 3])))
+    sent = facts.boundary(first, last).sent
+    assert sent.sum() == pytest.approx(1.0)
+    assert sent[0, 1] + sent[1, 0] == pytest.approx(abs(first.shares[0] - last.shares[0])), "as their lanes differ"
+    equal = facts.boundary(facts.figures(0, [0, 2]), last).sent
+    assert equal[facts.end[0]] == pytest.approx(last.shares), "where one is equal, in proportion"
 
 
 def test_a_tied_embedding_is_averaged_by_both_ends() -> None:
