@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scheduler.brain.fleet.membership import Membership, Peer, filled, fleet_speed, offer
 from scheduler.planning.pool import NEAR, PeerPool, PoolLink, PoolPeer
-from scheduler.planning.stages import with_stages
+from scheduler.planning.stages import cut_of
 from scheduler.storage.job_record import JobTokens
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.job.overlap import UNMEASURED
@@ -68,7 +68,7 @@ def cut_for(spec: JobSpec, basis: Basis, pool: PeerPool | None = None) -> tuple[
 
     With what is known of a `pool`, the number of stages follows from that.
     """
-    resolved, reasons = choose(spec, basis if pool is None else with_stages(spec, pool, basis))
+    resolved, reasons = choose(spec, basis) if pool is None else cut_of(spec, pool, basis)
     if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
         raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
     check_hops(resolved)

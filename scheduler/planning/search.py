@@ -160,7 +160,7 @@ class Search:
         for climber in self._best(len(self._climbers)):
             if self.spent > BEGINNING * self.effort:
                 break
-            for other in _lighter(self.spec, climber.facts.spec):
+            for other in lighter_ways(self.spec, climber.facts.spec):
                 self._begin(len(climber.best) if is_open else 0, other)
                 yield
         for share, count in ROUNDS:
@@ -204,7 +204,7 @@ class Search:
             self.refused[stages] = _too_large(self.pool, facts, climber.min_replicas)
 
 
-def _lighter(spec: JobSpec, resolved: JobSpec) -> Iterator[JobSpec]:
+def lighter_ways(spec: JobSpec, resolved: JobSpec) -> Iterator[JobSpec]:
     """The job with smaller microbatches, and with recomputing, where it leaves these open: more peers may hold it."""
     batch = spec.training.global_batch_sequences
     sizes = [batch // resolved.training.microbatches]

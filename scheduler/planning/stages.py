@@ -1,54 +1,86 @@
-"""How many stages a job gets that leaves it open: by the bound, for all peers placed as the scheduler places them.
+"""How a job is cut that leaves it open: by the bound, for all peers placed as the scheduler places them.
 
     1, 2, 3 ... stages ──the rules of resolve.py cut──▶ the rule of placement.py places ──▶ bound ──▶ the least step
+    the same with smaller microbatches, with forward computed again: more peers may hold a stage
 
-In plays, numbers of stages differ less than in the bound where links limit. So a stage for two peers stays the rule
-unless another number is WORTH it. Not chosen: the search and the plays of `swarm plan`, because they take seconds,
-and a submit waits for this.
+In plays, cuts differ less than in the bound where links limit. So a stage for two peers stays the rule unless another
+number is WORTH it, and so do the microbatches of resolve.py unless others are LIGHTER. Not chosen: the search and the
+plays of `swarm plan`, because they take seconds, and a submit waits for this.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from scheduler.planning.bound import CutBound
 from scheduler.planning.pool import PeerPool, candidates
-from scheduler.planning.search import STAGES_TRIED_MAX, TIE
+from scheduler.planning.search import STAGES_TRIED_MAX, TIE, lighter_ways
 from swarm.errors import SwarmError
 from swarm.job.placement import place
-from swarm.job.resolve import Basis, choose
+from swarm.job.resolve import Basis, choice_text, choose
 from swarm.job.spec import JobSpec
+from swarm.limits import HOPS_MAX
 from swarm.types import PeerId
 
 WORTH = 1.6  # times the speed of the rule's number, by the bound
+LIGHTER = 1.2  # times the speed of the best number with the microbatches of resolve.py
 
 
-def with_stages(spec: JobSpec, pool: PeerPool, basis: Basis) -> Basis:
-    """The basis with the number of stages whose step is shortest, of equal ones the least; as it is if the job does not
-    leave it open, has islands, or the rule's number is good enough, or no number fits."""
+def cut_of(spec: JobSpec, pool: PeerPool, basis: Basis) -> tuple[JobSpec, str]:
+    """The job resolved with the cut whose step is shortest, of equal ones with the fewest stages, and for people what
+    memory and links changed of it.
+
+    The rules of resolve.py stay if the job leaves no cut open, or has islands, or their cut is good enough, or none
+    fits. OutOfMemory, InvalidConfig.
+    """
     if spec.has_outer_steps or not spec.pipeline.stages == spec.pipeline.split == "auto":
-        return basis
+        return choose(spec, basis)
     most = min(spec.stages_max, len(pool.peers) // spec.limits.min_replicas, STAGES_TRIED_MAX)
-    steps_s = {stages: _step_s(spec, pool, replace(basis, stages=stages)) for stages in range(1, most + 1)}
-    least_s = min(steps_s.values(), default=math.inf)
-    if not least_s * WORTH < _step_s(spec, pool, basis):
-        return basis
-    return replace(basis, stages=next(stages for stages in steps_s if steps_s[stages] <= least_s * (1.0 + TIE)))
+    bases = {stages: replace(basis, stages=stages) for stages in range(1, most + 1)}
+    plain = {stages: _resolved(spec, pool, of) for stages, of in bases.items()}
+    least_s, best = min((of.step_s for of in plain.values()), default=math.inf), _resolved(spec, pool, basis)
+    if least_s * WORTH < best.step_s:
+        best = next(of for of in plain.values() if of.step_s <= least_s * (1.0 + TIE))
+    most_s, size = best.step_s / LIGHTER, best.spec.training.microbatch_sequences
+    for stages, of in plain.items():
+        for way in lighter_ways(spec, of.spec) if of.step_s < math.inf else ():
+            if spec.training.reproducible and way.training.microbatch_sequences != size:
+                continue  # other bits
+            lighter = _resolved(way, pool, bases[stages], most_s)
+            if lighter.step_s < most_s * (1.0 - TIE):
+                why = choice_text(lighter.spec, of.spec, "for a shorter step")
+                best, most_s = replace(lighter, said=f"; {why}{lighter.said}"), lighter.step_s
+    return (best.spec, best.said) if best.step_s < math.inf else choose(spec, basis)
 
 
-def _step_s(spec: JobSpec, pool: PeerPool, basis: Basis) -> float:
-    """The bound of a step with `basis.stages` stages, or as many as the rule and memory make it if that is 0; infinite
-    if these cannot be."""
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """A job that is cut, what changed of it, and the bound of its step, infinite if it cannot be."""
+
+    spec: JobSpec
+    said: str
+    step_s: float
+
+
+def _resolved(spec: JobSpec, pool: PeerPool, basis: Basis, most_s: float = math.inf) -> _Resolved:
+    """The job with `basis.stages` stages, or as many as the rule and memory make it if that is 0; not placed if no
+    placement is below `most_s`."""
     try:
-        resolved, _ = choose(spec, basis)
+        resolved, said = choose(spec, basis)
     except SwarmError:
-        return math.inf
+        return _Resolved(spec, "", math.inf)
+    return _Resolved(resolved, said, _step_s(resolved, pool, basis.stages, most_s))
+
+
+def _step_s(resolved: JobSpec, pool: PeerPool, asked: int, most_s: float) -> float:
     stages = len(resolved.split)
-    if basis.stages not in (0, stages):  # memory holds no cut into so few
-        return math.inf
+    if asked not in (0, stages) or resolved.training.microbatches * stages > HOPS_MAX:
+        return math.inf  # memory holds no cut into so few, or a step has too many hops
     facts = CutBound(pool, resolved)
-    placed = place(candidates(pool.peers), stages, spec.limits.min_replicas, facts.needs).plan
+    if facts.least_step_s() >= most_s:
+        return math.inf
+    placed = place(candidates(pool.peers), stages, resolved.limits.min_replicas, facts.needs).plan
     if placed is None:
         return math.inf
     members = [[at for at, peer in enumerate(pool.peers) if placed.get(PeerId(peer.name)) == stage]

@@ -387,7 +387,7 @@ def choices(spec: JobSpec, plain: JobSpec) -> Iterator[tuple[JobSpec, bool]]:
         yield less, fewest
 
 
-def choice_text(spec: JobSpec, plain: JobSpec) -> str:
+def choice_text(spec: JobSpec, plain: JobSpec, why: str = "to fit the memory on offer") -> str:
     """What `spec` does otherwise than `plain` to save memory, for people; empty if nothing. Both are resolved."""
     said = []
     size = spec.training.microbatch_sequences
@@ -404,7 +404,7 @@ def choice_text(spec: JobSpec, plain: JobSpec) -> str:
         said.append("forward is computed again for backward")
     if spec.training.optimizer_on != plain.training.optimizer_on:
         said.append("the optimizer runs on the hosts")
-    return f"to fit the memory on offer: {', '.join(said)}" if said else ""
+    return f"{why}: {', '.join(said)}" if said else ""
 
 
 def lighter(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:

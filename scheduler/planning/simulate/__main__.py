@@ -23,13 +23,12 @@ with quiet_start():
     from scheduler.planning.play import Play, Workload, workload
     from scheduler.planning.pool import PeerPool, read_pool
     from scheduler.planning.search import basis_of
-    from scheduler.planning.stages import with_stages
+    from scheduler.planning.stages import cut_of
     from scheduler.planning.table import cut
     from scheduler.planning.trace import Churn, TraceEvent, read_trace, spans
     from swarm.errors import INTERRUPTED, InvalidConfig, UsageError
     from swarm.hf.pretrained import ground
     from swarm.job.islands import check_for_swarm, island_spec
-    from swarm.job.resolve import choose
     from swarm.job.spec import JobSpec, load_job
     from swarm.process import lifecycle
     from swarm.text import counted
@@ -99,7 +98,7 @@ def simulation(
     pool: PeerPool, spec: JobSpec, trace: Iterable[TraceEvent], seed: int, planned: Plan | None = None
 ) -> Simulation:
     """The job as a scheduler resolves it, placed by a plan of that cut or by itself; InvalidConfig if it cannot be."""
-    resolved, _ = choose(spec, with_stages(spec, pool, basis_of(pool, spec)))
+    resolved, _ = cut_of(spec, pool, basis_of(pool, spec))
     split, sequences = resolved.split, resolved.training.microbatch_sequences
     assert sequences != "auto", "it was resolved"
     check_for_swarm(resolved)
