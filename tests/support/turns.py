@@ -35,14 +35,24 @@ def cost_s(work: Callable[[], object], tries: int = TRIES) -> float:
     return min(found)
 
 
-def held_up_units(work: Callable[[], object]) -> float:
-    """The longest of the work between two calls or returns of functions, which may let no other thread run.
+def units_of(work: Callable[[], object]) -> float:
+    """What the work takes in all."""
+    return _least_units(lambda: cost_s(work, tries=1))
 
-    The least of some tries, until one is within the bound; the unit is measured beside each.
+
+def held_up_units(work: Callable[[], object]) -> float:
+    """The longest of the work between two calls or returns of functions, which may let no other thread run."""
+    return _least_units(lambda: _held_up_s(work))
+
+
+def _least_units(measured_s: Callable[[], float]) -> float:
+    """The least of some tries, until one is within the bound.
+
+    The unit is measured beside each: a core is slower while its other thread works, and that changes at any moment.
     """
     found = []
     while not found or (min(found) > UNITS_MAX and len(found) < TRIES):
-        found.append(_held_up_s(work) / cost_s(unit))
+        found.append(measured_s() / cost_s(unit))
     return min(found)
 
 

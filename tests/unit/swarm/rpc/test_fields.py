@@ -16,7 +16,7 @@ from swarm.wire import jobs_pb2 as pb
 from swarm.wire import session_pb2
 from tests.support.effort import others
 from tests.support.fields import field
-from tests.support.turns import UNITS_MAX, cost_s, held_up_units, unit
+from tests.support.turns import UNITS_MAX, cost_s, held_up_units, unit, units_of
 
 SHARDS = pb.ShardList.DESCRIPTOR
 LONG = pb.Shard(sha256="a" * MESSAGE_ASIDE_BYTES)  # or a message is short
@@ -78,7 +78,7 @@ def test_a_long_message_of_a_stream_is_refused_after_a_few_fields() -> None:
     """It is read on the event loop."""
     with pytest.raises(CorruptFrame, match="has more than"):
         parse(pb.ShardList, EMPTY * (MAX_MESSAGE_BYTES // 2))
-    assert cost_s(lambda: refused(EMPTY * (MAX_MESSAGE_BYTES // 2))) / cost_s(unit) < UNITS_MAX
+    assert units_of(lambda: refused(EMPTY * (MAX_MESSAGE_BYTES // 2))) < UNITS_MAX
 
 
 def refused(message: bytes) -> None:

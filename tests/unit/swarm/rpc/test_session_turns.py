@@ -15,7 +15,7 @@ from swarm.rpc.session import INBOX_LIMIT, TOGETHER_MAX, Pipe
 from swarm.wire.messages import Event, Heartbeat, Hello
 from tests.support.nonsense import SAID
 from tests.support.sim import loop as sim
-from tests.support.turns import UNITS_MAX, cost_s, unit
+from tests.support.turns import UNITS_MAX, units_of
 
 KEY_BYTES = 5  # of a message in a batch, at most
 
@@ -43,7 +43,7 @@ def full(event: Event) -> bytes:
 def test_the_largest_message_that_is_read_on_the_event_loop_costs_less_than_fifty_units(event: Event) -> None:
     data = full(event)
     assert len(data) < MESSAGE_ASIDE_BYTES
-    units = cost_s(lambda: session._events(data)) / cost_s(unit)
+    units = units_of(lambda: session._events(data))
     assert units <= UNITS_MAX, f"{units:.1f} for {len(data)} bytes"
 
 
