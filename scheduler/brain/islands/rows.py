@@ -127,13 +127,14 @@ class Rows:
         at_work: dict[int, int | None] = dict.fromkeys(first)  # timelines; None: the first
         left = deque(sorted(inner.items()))
         steps = sorted(made)
-        for at, step in enumerate(steps):
+        counts, later = dict[int, set[int]](), set(made[steps[-1]].late if steps else ())  # timelines, by exchange
+        for step in reversed(steps):
+            counts[step] = later = {*made[step].islands, *later.intersection(made[step].late)}
+        for step in steps:
             behind = [fork for fork in forks if fork.version == step + 1]
-            later = [made[step] for step in steps[at + 1 :]] if made[step].late else []
-            counts = {*made[step].islands, *(timeline for timeline in made[step].late if _counts(timeline, later))}
             of = list[CommitRow]()
             while left and left[0][0] < self._courses[0].inner_steps(step):
-                of += [row for timeline, row in sorted(left.popleft()[1].items()) if timeline in counts]
+                of += [row for timeline, row in sorted(left.popleft()[1].items()) if timeline in counts[step]]
             found += self.take(of, behind, (), made[step]).rows
             at_work = {self._island(timeline): timeline for timeline in made[step].islands + made[step].late}
             at_work |= {self._island(fork.timeline): fork.timeline for fork in behind}
@@ -146,12 +147,6 @@ class Rows:
 
     def _island(self, timeline: int) -> int:
         return timeline % len(self._courses)
-
-
-def _counts(timeline: int, later: Iterable[Exchanged]) -> bool:
-    """Whether what a late island has trained counts in the `later` exchanges, as far as they are made."""
-    on_time = next((made for made in later if timeline not in made.late), None)
-    return on_time is None or timeline in on_time.islands
 
 
 def together(rows: Sequence[CommitRow], timeline: int, step: int) -> CommitRow:

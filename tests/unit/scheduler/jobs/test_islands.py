@@ -168,12 +168,7 @@ def test_an_island_that_was_not_placed_is_lost_after_a_restart_too() -> None:
 
 @pytest.mark.parametrize(
     ("places", "made_by", "expected"),
-    [
-        ({A: 0, B: 1}, (6,), [2]),
-        ({A: 0, B: 1, C: 2, D: 3}, (6,), []),
-        ({A: 0, B: 1}, (6, 7), [2]),
-        ({}, (6,), []),
-    ],
+    [({A: 0, B: 1}, (6,), [2]), ({A: 0, B: 1, C: 2, D: 3}, (6,), []), ({A: 0, B: 1}, (6, 7), [2]), ({}, (6,), [])],
     ids=["alone", "before the other", "both", "nobody known"],
 )
 async def test_steps_of_islands_that_began_without_others_are_known_again_after_a_restart(

@@ -5,16 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.job.outer import (
-    REPLACE,
-    SENT,
-    MergeRule,
-    OuterPlan,
-    OuterUpdate,
-    Part,
-    Rhythm,
-    fragment_of,
-)
+from swarm.job.outer import REPLACE, SENT, MergeRule, OuterPlan, OuterUpdate, Part, Rhythm, fragment_of
 
 
 def plan(steps: int, every: int, fragments: int = 1, overlap: int = 0, mixing: float = 0.0) -> OuterPlan:

@@ -98,12 +98,7 @@ def test_a_late_replica_is_sent_to_those_who_have_what_it_lacks() -> None:
 
 
 def island(
-    agreed: int,
-    *,
-    begun: int | None = None,
-    mode: Mode = Mode.RUNNING,
-    is_held: bool = False,
-    is_late: bool = False,
+    agreed: int, *, begun: int | None = None, mode: Mode = Mode.RUNNING, is_held: bool = False, is_late: bool = False
 ) -> Any:
     """One that has this version; `is_held`: an evaluation needs its weights."""
     begun = agreed if begun is None else begun

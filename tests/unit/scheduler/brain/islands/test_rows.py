@@ -126,6 +126,20 @@ def test_steps_of_a_late_island_are_waited_for_and_count_unless_it_is_lost() -> 
     assert [(record.step, record.tokens) for record in without] == [(0, 8), (1, 8), (2, 8)]
 
 
+def test_rows_are_put_together_again_without_going_through_all_later_exchanges_for_a_late_island() -> None:
+    asked: list[int] = []
+
+    class Step(int):
+        def __hash__(self) -> int:
+            asked.append(self)
+            return super().__hash__()
+
+    courses = [OuterCourse(IslandCourse(400, 2, 2, island)) for island in range(2)]
+    made = [exchange(0, step=Step(outer.step), late=(1,)) for outer in courses[0].outer]
+    Rows(3, courses).rebuild([], [], (), made)
+    assert len(asked) <= 8 * len(made)
+
+
 def test_rows_of_a_timeline_that_began_without_an_island_are_put_together_without_it() -> None:
     rows = Rows(3, COURSES)
     assert [record.step for record in rows.rebuild([row(0, 0), row(0, 1)], [], absent={1})] == [0, 1]
