@@ -115,13 +115,14 @@ class Leases:
 
     def fits(self, cut: Cut) -> bool:
         """Whether it gives the tails of its islands to the same islands, each no more than its steps can have."""
-        if not cut.from_step or (cut.leases and cut.leases.keys() != cut.from_step.keys()):
+        if not cut.from_step or cut.first_step < 0 or (cut.leases and cut.leases.keys() != cut.from_step.keys()):
             return False
         period = self.period(cut.first_step)
         for island, step in cut.from_step.items():
             if not 0 <= island < self.islands or step not in period or step < self._of(period)[island][-1].first:
                 return False
-            if sum(end - first for first, end in cut.leases.get(island, ())) > (period.stop - step) * self.microbatches:
+            sizes = [end - first for first, end in cut.leases.get(island, ())]
+            if min(sizes, default=1) < 1 or sum(sizes) > (period.stop - step) * self.microbatches:
                 return False
         tails = chain.from_iterable(self._tail(island, step) for island, step in cut.from_step.items())
         given = chain.from_iterable(_ranges(of) for of in cut.leases.values())

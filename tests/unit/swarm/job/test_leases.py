@@ -111,6 +111,9 @@ FITS = Cut({0: 1, 1: 2}, {0: ((2, 8), (12, 14)), 1: ((14, 16),)})
         replace(FITS, leases={0: ((2, 8), (13, 14)), 1: ((14, 16),)}),  # 12 never
         replace(FITS, leases={0: (), 1: ((2, 8), (12, 16))}),  # more than its steps can have
         replace(FITS, leases={0: ((2, 8), (14, 12)), 1: ((14, 16),)}),
+        replace(FITS, leases={0: FITS.leases[0], 1: ((14, 20), (20, 16))}),  # 16 to 19 besides
+        Cut({0: -3, 1: -3}, {0: ((-14, -8), (-6, -2)), 1: ((-2, 0),)}),  # of the period before the first
+        Cut({0: -4, 1: -4}),
     ],
 )
 def test_leases_that_are_not_the_tails_in_other_parts_do_not_fit(cut: Cut) -> None:
