@@ -1,6 +1,6 @@
 """What islands keep of their speed in trouble: scenes of `benchmarks.models.islands` with the product's processes.
 
-    python -m benchmarks.sites.troubled_islands [--scenes "nothing;hangs"] [--ways auto] [--save RUNS.json]
+    python -m benchmarks.sites.troubled_islands [--scenes "nothing;hangs"] [--ways auto] [--longer 8] [--save RUNS.json]
 
     [scheduler] ── [lyon: a stage server]
              └──── slow link ──── [berlin: a stage server]          each in a network namespace
@@ -8,7 +8,11 @@
 Two islands of one stage server train a job with steps of 1.2 s and an exchange every 20 steps; in the last scene there
 are four of unequal speeds. Trouble comes to berlin from the second period on, as long and as often as in the model, in
 shares of a period. "before": equal leases, no overlap, no patience. "auto": leases that follow speed, patience as
-"auto" chooses, and an overlap of a tenth of a period.
+"auto" chooses, and an overlap of a tenth of a period. "allreduce": no islands, each step is averaged.
+
+With --longer 8 steps take eight times as long, the link carries an eighth, and trouble, limits and the wait for a
+replica that is gone are eight times as long. What does not grow, such as the time to see that a peer is not reached, is
+then as small beside a period as it is in a real job.
 
 "kept" is the share of the sum of all speeds that becomes tokens, by the scheduler's commit rows. Speeds are what the
 same stage servers have before, with nothing exchanged and no slow link, and less while berlin is slow or stopped; what
@@ -28,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -70,6 +74,7 @@ class Scene:
     step_s: tuple[float, ...] = (1.2, 1.2)  # of an equal part of a step, by site
     overlap: int = EVERY // 10
     link: str = "5.5:30"  # Mbit/s each way, and ms there and back: an exchange takes a fifteenth of a period
+    longer: float = 1.0
 
     def is_on(self, at: float) -> bool:
         return bool(self.kind) and at >= self.begins and (at - self.begins) % self.each < self.lasts
@@ -77,7 +82,7 @@ class Scene:
     @property
     def period_s(self) -> float:
         """With leases that suit the speeds."""
-        return EVERY * len(self.step_s) / sum(1 / each_s for each_s in self.step_s)
+        return self.longer * EVERY * len(self.step_s) / sum(1 / each_s for each_s in self.step_s)
 
     @property
     def factor(self) -> float:
@@ -95,7 +100,7 @@ SCENES = (
     Scene("hangs", "stopped", math.inf, periods=2),
     Scene("four", step_s=(0.35, 0.45, 0.91, 2.0), overlap=6, link="3.5:60", periods=2),
 )
-WAYS = ("before", "auto")
+WAYS = ("before", "auto")  # and "allreduce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,7 @@ def rows_of(found: Sequence[tuple[int, int, float, int]], spec: JobSpec, site_of
                 courses[line].inner_steps(step),
                 at_s,
                 tokens,
-                step < merged.get(line, -1),
+                not spec.has_outer_steps or step < merged.get(line, -1),
             )
             for line, step, at_s, tokens in found
             if not courses[line].is_outer(step)
@@ -171,7 +176,8 @@ class Troubled(Modelled):
     def __init__(self, folder: Path, relay: Relay, scene: Scene) -> None:
         super().__init__(folder, relay, argparse.Namespace(width=WIDTH, overlap=0))
         self._scene, self._islands = scene, len(scene.step_s)
-        self.scheduler_flags = ("--grace", f"{GRACE_S:g}")
+        self.scheduler_flags = ("--grace", f"{scene.longer * GRACE_S:g}")
+        self._run_s_max = scene.longer * RUN_S_MAX
         self.server_hosts = relay.hosts[1:]
         self.before_servers = [relay.at(host) for host in range(1, len(relay.hosts))]
 
@@ -180,14 +186,14 @@ class Troubled(Modelled):
             self.add_servers(1, "--site", place)
 
     def start_server(self, number: int, *flags: str, module: str = "") -> Process:
-        each_s = self._scene.step_s[number] / MICROBATCHES
+        each_s = self._scene.longer * self._scene.step_s[number] / MICROBATCHES
         program = f"{PROGRAM} --compute {each_s / 2:g} --step {OPTIMIZER_S:g} --harmed"
         return super(Sites, self).start_server(number, *flags, module=program)
 
     def slow(self, is_slow: bool) -> None:
         mbit_per_s, rtt_ms = map(float, self._scene.link.split(":")) if is_slow else (0.0, 0.0)
         for far in range(2, len(self.relay.hosts)):
-            self.relay.access(far, *[mbit_per_s * 1e6 / 8] * 2)
+            self.relay.access(far, *[mbit_per_s / self._scene.longer * 1e6 / 8] * 2)
             for host in range(far):
                 self.relay.between(host, far, delay_s=rtt_ms / 2e3)
 
@@ -205,23 +211,23 @@ class Troubled(Modelled):
                     self.relay.between(host, FAR + 1, cut=is_on)
 
     def job_of(self, steps: int, way: str, **outer: object) -> Job:
-        by_speed = way == "auto"
+        by_speed, longer = way == "auto", self._scene.longer
+        same = partial(
+            self.start,
+            pipeline__stages=1,
+            training__global_batch_sequences=self._islands * MICROBATCHES * SEQUENCES,
+            averaging__timeout_s=longer * ROUND_S,
+            limits__no_progress_s=longer * NO_PROGRESS_S,
+        )
+        if way == "allreduce":
+            return same(way, steps, {})
         outer = {
             "every_steps": EVERY,
             "overlap_steps": self._scene.overlap * by_speed,
             "patience": "auto" if by_speed else "none",
         } | outer
-        return self.start(
-            "diloco",
-            steps,
-            outer,
-            pipeline__stages=1,
-            islands__count=self._islands,
-            islands__shares="speed" if by_speed else "equal",
-            training__global_batch_sequences=self._islands * MICROBATCHES * SEQUENCES,
-            averaging__timeout_s=ROUND_S,
-            limits__no_progress_s=NO_PROGRESS_S,
-        )
+        shares = "speed" if by_speed else "equal"
+        return same("diloco", steps, outer, islands__count=self._islands, islands__shares=shares)
 
     def located(self, job: Job) -> dict[int, int]:
         """The site of each island, while the job is at work."""
@@ -241,7 +247,7 @@ class Troubled(Modelled):
         return bool(view.step >= steps or view.state == "succeeded")
 
     def ends(self, job: Job) -> None:
-        self.until("the job ends", partial(self.is_over, job), RUN_S_MAX)
+        self.until("the job ends", partial(self.is_over, job), self._run_s_max)
 
     def alone(self) -> list[float]:
         """The speed of each site."""
@@ -258,12 +264,12 @@ class Troubled(Modelled):
         self.slow(True)
         job = self.job_of(last + MORE, way)
         site_of = self.located(job)
-        self.until_step(job, FIRST, RUN_S_MAX)
+        self.until_step(job, FIRST, self._run_s_max)
         began_s, since_s, troubles_s = time.time(), math.inf, list[tuple[float, float]]()
         is_over = False
         while not is_over or since_s < math.inf:
             now_s = time.time()
-            assert now_s < began_s + RUN_S_MAX, self.view(job)
+            assert now_s < began_s + self._run_s_max, self.view(job)
             is_over = self.is_over(job, last)
             is_on = not is_over and scene.is_on((now_s - began_s) / scene.period_s)
             if is_on and since_s == math.inf:
@@ -318,13 +324,15 @@ def main() -> int:
     parser.add_argument("--scenes", default=";".join(scene.name for scene in SCENES), help="names, with ; between")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--save", type=Path, help="a JSON file that keeps what each run found")
+    parser.add_argument("--longer", type=float, default=1.0, help="steps, trouble and limits, so many times")
     options = parsed(parser)
     kept_runs, table, load = Kept(options.save), [], os.getloadavg()[0]
     for scene in SCENES:
         if scene.name not in options.scenes.split(";"):
             continue
         for way in options.ways.split(","):
-            found = kept_runs.once(f"{scene.name}, {way}", partial(run, scene, way))
+            at_length = replace(scene, longer=options.longer)
+            found = kept_runs.once(f"{scene.name}, {way}, {options.longer:g}", partial(run, at_length, way))
             print(scene.name, way, found, file=sys.stderr, flush=True)
             table.append(shown(scene.name, way, found))
     show(COLUMNS, table)

@@ -32,12 +32,22 @@ def outer_text(spec: JobSpec) -> str:
 
 
 def outer_remarks(spec: JobSpec) -> tuple[str, ...]:
-    """A line if a period of a resolved job with outer steps is longer than the job."""
-    every, steps = spec.outer.every_steps, spec.training.steps
-    if not spec.has_outer_steps or every == "auto" or every <= steps:
+    """A line for each thing about the periods of a resolved job with outer steps that may surprise its author."""
+    every, steps, saved = spec.outer.every_steps, spec.training.steps, spec.checkpoint.every_steps
+    if not spec.has_outer_steps or every == "auto":
         return ()
-    what = "the model" if spec.outer.fragments == 1 else "a part of the model"
-    return (f"outer.every_steps = {every} is more than training.steps = {steps}: {what} is exchanged at the end only",)
+    found = []
+    if every > steps:
+        what = "the model" if spec.outer.fragments == 1 else "a part of the model"
+        found.append(
+            f"outer.every_steps = {every} is more than training.steps = {steps}: {what} is exchanged at the end only"
+        )
+    elif 0 < saved <= every and spec.outer.patience != "none":
+        found.append(
+            f"checkpoint.every_steps = {saved} saves the job behind every exchange, each {every} steps, and then all "
+            "islands are waited for: raise it if outer.patience is to help"
+        )
+    return tuple(found)
 
 
 def island_spec(spec: JobSpec) -> JobSpec:

@@ -131,7 +131,9 @@ class TookPart:
             behind = {*one.islands, *behind.intersection(one.late)}
             self._counting[at] = tuple(sorted(behind))
         for cut in (entry for entry in entries if isinstance(entry, Cut)):
-            if leases is None or not leases.fits(cut):
+            if leases is None:
+                raise unfit(f"the islands of this job have equal shares, not the leases {line(cut)}")
+            if not leases.fits(cut):
                 raise unfit(f"no such job with {counted(islands, 'island')} can have had the leases {line(cut)}")
             leases.cut(cut)
 

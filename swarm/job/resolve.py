@@ -270,7 +270,7 @@ def _for_sites(spec: JobSpec, basis: Basis) -> tuple[JobSpec, Basis]:
     peers that the cut must suit: of one of these sites, or all."""
     if spec.islands.count != "auto" or not spec.has_outer_steps:
         return spec, basis
-    least = most_islands(spec, 2) if spec.averaging.mode == "gaia" else 1  # it is for several
+    least = max(spec.islands.min, most_islands(spec, 2) if spec.averaging.mode == "gaia" else 1)  # it is for several
 
     def needs_for(count: int, site: Sequence[Candidate], peers: int) -> tuple[Memory, ...]:
         memory = [peer.offer for peer in site]
@@ -287,11 +287,11 @@ def _for_sites(spec: JobSpec, basis: Basis) -> tuple[JobSpec, Basis]:
     if found is None:
         return (_with_islands(spec, least) if least > 1 else spec), basis
     count, site = found
-    return _with_islands(spec, count), replace(basis, idle=[peer.offer for peer in site])
+    return _with_islands(spec, max(count, least)), replace(basis, idle=[peer.offer for peer in site])
 
 
 def _with_islands(spec: JobSpec, count: int) -> JobSpec:
-    return spec.having("islands", **({"count": count} if count > 1 else {"count": 1, "min": 1}))
+    return spec.having("islands", count=count)
 
 
 def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:

@@ -27,3 +27,16 @@ def test_who_lets_islands_exchange_less_often_than_once_is_warned(tmp_path: Path
     told.clear()
     check(diloco(tmp_path / "text.txt", outer__every_steps=8, training__steps=8), told.append)
     assert not any("outer.every_steps" in line for line in told)
+
+
+def test_who_lets_every_exchange_be_saved_is_warned_that_patience_does_nothing(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("islands exchange what they have learned\n" * 200)
+    told: list[str] = []
+    for saved in (4, 5):
+        changes = {"outer__every_steps": 4, "outer__patience": 0.5, "checkpoint__every_steps": saved}
+        spec = diloco(tmp_path / "text.txt", training__steps=8, **changes)
+        check(spec, told.append)
+    assert [line for line in told if "patience" in line] == [
+        "checkpoint.every_steps = 4 saves the job behind every exchange, each 4 steps, and then all islands are waited "
+        "for: raise it if outer.patience is to help"
+    ]

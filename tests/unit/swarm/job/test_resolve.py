@@ -112,6 +112,8 @@ def test_a_job_that_leaves_it_open_has_an_island_for_each_site_that_can_serve_on
 
     assert islands(spec, lyon=3, berlin=2, rome=1) == 2
     assert islands(spec, lyon=4, rome=1) == islands(spec) == 1
+    two = spec.having("islands", min=2)
+    assert islands(two, lyon=4, rome=1) == islands(two) == 2, "it has as many as it asks for at least"
     assert islands(small_spec(Path("text.txt")), lyon=3, berlin=2) == 1
     gaia = spec.having("averaging", mode="gaia").having("training", global_batch_sequences=16)
     assert islands(gaia, lyon=3, berlin=2, rome=2, oslo=2) == 4
