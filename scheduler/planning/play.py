@@ -619,7 +619,10 @@ class Play:
         self._hear(self._membership.leaving(PeerId(name), self.now_s))
 
     def follow(self, trace: Iterable[TraceEvent]) -> None:
-        """Let the events of a trace happen, and watch who is silent."""
+        """Let the events of a trace happen, and watch who is silent. Peers without a place are here too, idle."""
+        for name in self._peers:
+            if name not in self.servers:
+                self._enter(name)
         self._await(iter(trace))
         self.watch()
 

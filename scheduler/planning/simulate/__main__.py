@@ -102,11 +102,8 @@ def simulation(
     split, sequences = resolved.split, resolved.training.microbatch_sequences
     assert sequences != "auto", "it was resolved"
     check_for_swarm(resolved)
-    load, least, placed = (
-        workload(CutBound(pool, island_spec(resolved)), resolved),
-        resolved.limits.min_replicas,
-        "by the plan",
-    )
+    load = workload(CutBound(pool, island_spec(resolved)), resolved)
+    least, placed = resolved.limits.min_replicas, "by the plan"
     count = len(split) * resolved.island_count
     places: tuple[tuple[str, ...], ...] = ()
     if planned is not None and planned.split == split and len(planned.places) == count:

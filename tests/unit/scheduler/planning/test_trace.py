@@ -42,9 +42,9 @@ HEAD = '{"schema": "swarm.trace/1", "unit": "s"}'
 DIES = '{"t": 100, "event": "die", "peer": "p0"}'
 
 
-def simulated(folder: Path, *flags: str) -> str:
+def simulated(folder: Path, *flags: str, pool: str = POOL) -> str:
     (folder / "job.toml").write_text(JOB)
-    (folder / "pool.toml").write_text(POOL)
+    (folder / "pool.toml").write_text(pool)
     words = [str(folder / "job.toml"), "--pool", str(folder / "pool.toml"), *flags]
     made = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert made.exit_code == 0, made.output
@@ -87,6 +87,19 @@ def test_the_cut_and_the_places_of_a_plan_are_played_while_its_peers_are_there(t
         shown = simulated(tmp_path, "--hours", "0.05", "--plan", str(tmp_path / "plan.json"))
         expected = "2 stages of 4 + 2 layers, microbatches of 1 sequence (3 of a step late)"
         assert f"cut      job.toml: {expected}, placed by the {by}" in shown
+
+
+def test_machines_without_a_place_die_too_and_join_where_they_fit(tmp_path: Path) -> None:
+    """`swarm simulate` knew only the placed machines, and the death of another ended it with a KeyError."""
+    small = '[[peer]]\nname = "small"\ndevice = "cuda"\nmemory = "1MiB"\n'
+    (tmp_path / "trace.jsonl").write_text(HEAD + '\n{"t": 30, "event": "die", "peer": "small"}')
+    (tmp_path / "plan.json").write_text(json.dumps(document(Plan((6,), (("p-0", "p-1"),), 1), "t")))
+    flags = "--hours", "0.05", "--trace", str(tmp_path / "trace.jsonl"), "-o", "json"
+    (first,) = json.loads(simulated(tmp_path, *flags, pool=POOL + small))["runs"].values()
+    assert (first["deaths"], first["joins"]) == (0, 0), "no stage fits the machine that dies"
+    flags += "--plan", str(tmp_path / "plan.json")
+    (second,) = json.loads(simulated(tmp_path, *flags, pool=POOL + small))["runs"].values()
+    assert (second["joins"], second["cut"].split(", ")[0]) == (4, "1 stage of 6 layers")
 
 
 @pytest.mark.parametrize(
