@@ -31,7 +31,7 @@ from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.corpus import Corpus
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidConfig, SwarmError, UsageError
-from swarm.job.footprint import memory_by_stages, memory_text, stage_needs, stage_parameters
+from swarm.job.footprint import StageSizes, memory_by_stages, memory_text, stage_needs
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.resolve import choice_text
@@ -307,7 +307,7 @@ class _JobSize:
 def _work_of(resolved: JobSpec, corpus: Corpus) -> _JobSize:
     training, data = resolved.training, resolved.data
     tokens = training.steps * training.global_batch_sequences * data.sequence_length
-    parameters = stage_parameters(resolved, resolved.layers, first=True, last=True)
+    parameters = StageSizes(resolved).parameters(resolved.layers, first=True, last=True)
     width = TOKEN_DTYPES[data.bin_dtype].itemsize
     kinds = {source.format for source in corpus.sources}
     has_known_length = kinds == {"bin"} or (kinds == {"text"} and isinstance(corpus.tokenizer, ByteTokenizer))

@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from scheduler.brain.routing.policies import UNEQUAL
 from scheduler.planning.pool import PeerPool
-from swarm.job.footprint import HOST_STEP_S, model_costs, stage_parameters
+from swarm.job.footprint import HOST_STEP_S, StageSizes, model_costs
 from swarm.job.memory_split import needs
 from swarm.job.partition import BOUNDARY_BYTES, microbatch_tokens, stage_flops
 from swarm.job.spec import JobSpec
@@ -127,15 +127,13 @@ class CutBound:
                 break
             count = able
         self._set_links(pool)
-        parameters = [
-            stage_parameters(spec, layers, first=stage == 0, last=stage == stages - 1)
-            for stage, layers in enumerate(self.split)
-        ]
+        sizes = StageSizes(spec)
+        parameters = sizes.parameters_of(self.split)
         on_host = spec.training.optimizer_on == "host" or any(peer.device == "cpu" for peer in peers)
         self.optimizer_s = HOST_STEP_S * max(parameters) if on_host else 0.0
         tied = 0
         if spec.tied and stages > 1:
-            tied = stage_parameters(spec, 0, first=True, last=False)
+            tied = sizes.parameters(0, first=True, last=False)
             parameters[0] -= tied
             parameters[-1] -= tied
         width = 8.0 * SLICE_BYTES[spec.averaging.compression] * (1.5 if spec.training.reproducible else 1.0)

@@ -18,7 +18,7 @@ from scheduler.planning.pool import PeerPool, candidates
 from scheduler.planning.search import STAGES_TRIED_MAX, TIE, lighter_ways
 from swarm.errors import SwarmError
 from swarm.job.placement import place
-from swarm.job.resolve import Basis, choice_text, choose
+from swarm.job.resolve import Basis, Chooser, choice_text, choose, chooser
 from swarm.job.spec import JobSpec
 from swarm.limits import HOPS_MAX
 from swarm.types import PeerId
@@ -37,9 +37,10 @@ def cut_of(spec: JobSpec, pool: PeerPool, basis: Basis) -> tuple[JobSpec, str]:
     if spec.has_outer_steps or not spec.pipeline.stages == spec.pipeline.split == "auto":
         return choose(spec, basis)
     most = min(spec.stages_max, len(pool.peers) // spec.limits.min_replicas, STAGES_TRIED_MAX)
-    bases = {stages: replace(basis, stages=stages) for stages in range(1, most + 1)}
-    plain = {stages: _resolved(spec, pool, of) for stages, of in bases.items()}
-    least_s, best = min((of.step_s for of in plain.values()), default=math.inf), _resolved(spec, pool, basis)
+    chosen, choosers = chooser(spec, basis), dict[object, Chooser]()
+    plain = {stages: _resolved(spec, chosen, pool, stages) for stages in range(1, most + 1)}
+    least_s = min((of.step_s for of in plain.values()), default=math.inf)
+    best = _resolved(spec, chosen, pool, basis.stages)
     if least_s * WORTH < best.step_s:
         best = next(of for of in plain.values() if of.step_s <= least_s * (1.0 + TIE))
     most_s, size = best.step_s / LIGHTER, best.spec.training.microbatch_sequences
@@ -47,7 +48,9 @@ def cut_of(spec: JobSpec, pool: PeerPool, basis: Basis) -> tuple[JobSpec, str]:
         for way in lighter_ways(spec, of.spec) if of.step_s < math.inf else ():
             if spec.training.reproducible and way.training.microbatch_sequences != size:
                 continue  # other bits
-            lighter = _resolved(way, pool, bases[stages], most_s)
+            key = way.training.microbatch_sequences, way.model.recompute
+            chosen = choosers[key] = choosers.get(key) or chooser(way, basis)
+            lighter = _resolved(way, chosen, pool, stages, most_s)
             if lighter.step_s < most_s * (1.0 - TIE):
                 why = choice_text(lighter.spec, of.spec, "for a shorter step")
                 best, most_s = replace(lighter, said=f"; {why}{lighter.said}"), lighter.step_s
@@ -63,14 +66,14 @@ class _Resolved:
     step_s: float
 
 
-def _resolved(spec: JobSpec, pool: PeerPool, basis: Basis, most_s: float = math.inf) -> _Resolved:
-    """The job with `basis.stages` stages, or as many as the rule and memory make it if that is 0; not placed if no
-    placement is below `most_s`."""
+def _resolved(spec: JobSpec, chosen: Chooser, pool: PeerPool, stages: int, most_s: float = math.inf) -> _Resolved:
+    """The job with so many stages, or as many as the rule and memory make it if that is 0; not placed if no placement
+    is below `most_s`."""
     try:
-        resolved, said = choose(spec, basis)
+        resolved, said = chosen(stages)
     except SwarmError:
         return _Resolved(spec, "", math.inf)
-    return _Resolved(resolved, said, _step_s(resolved, pool, basis.stages, most_s))
+    return _Resolved(resolved, said, _step_s(resolved, pool, stages, most_s))
 
 
 def _step_s(resolved: JobSpec, pool: PeerPool, asked: int, most_s: float) -> float:

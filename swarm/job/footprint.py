@@ -38,6 +38,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from swarm.job.families import FAMILIES
 from swarm.job.islands import island_spec
@@ -100,51 +101,113 @@ class Footprint:
 
 
 def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, replicas: int = 1) -> Footprint:
-    """The memory of one of `replicas` replicas of stage number `stage` of `stages`, with `layers` decoder layers.
+    """The memory of one of `replicas` replicas of stage number `stage` of `stages`, with `layers` decoder layers."""
+    return StageSizes(spec).footprint(layers, stage, stages, replicas)
+
+
+class StageSizes:
+    """What a stage of a job takes, for any cut; what all stages have in common is worked out once.
 
     `spec` needs a filled model.config and a microbatch size; its own split is ignored.
     """
-    first, last = stage == 0, stage == stages - 1
-    parameters = stage_parameters(spec, layers, first=first, last=last)
-    training, staleness = spec.training, spec.pipeline.staleness
-    open_steps = 1 + staleness
-    sum_bytes = 8 if training.reproducible else 4
-    lowered = spec.model.dtype == LOWERED
-    leftovers = 12 * open_steps if spec.averaging.compression != "none" else 0
-    momentum = 4 if training.optimizer == "sgd" and training.momentum else 0
-    window = math.ceil(training.microbatches * open_steps / replicas)
-    limit = spec.pipeline.max_in_flight
-    in_flight = min(window, 2 * stages if limit == "auto" else math.ceil(limit / replicas))
-    outputs = (not first) + (not last)
-    boundary = microbatch_tokens(spec) * spec.boundary_width
-    held = window * outputs * BOUNDARY_BYTES[spec.pipeline.compression]
-    # The last stage goes backward right after forward; before it, all that is in flight may be on its way back.
-    graphs = 1 if last else in_flight
-    whole = graph_bytes(spec, layers, last=last)
-    kept = whole + graphs * boundary * 4 if spec.model.recompute else graphs * whole
-    # While a computation runs it also needs the gradients of the widest tensors.
-    widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).sizes["i"])
-    return Footprint(
-        weights=(4 + 2 * (1 + staleness) if lowered else 4 * (1 + staleness)) * parameters,
-        optimizer=(FACTS[training.optimizer].state_bytes + momentum) * parameters,
-        mean=4 * parameters,
-        sums=sum_bytes * open_steps * parameters,
-        gradients=(2 if lowered else 4) * parameters,
-        graphs=kept + 3 * 4 * microbatch_tokens(spec) * widest,
-        inputs=in_flight * outputs * 4 * boundary,
-        averaging=(sum_bytes + 4 + leftovers) * parameters,
-        outputs=math.ceil(held * boundary),
-        outer=12 * parameters if spec.has_outer_steps else 0,
-        log=2 * 4 * parameters,
-        steps_on_host=training.optimizer_on == "host",
-        masters=4 * parameters if lowered else 0,
-    )
+
+    def __init__(self, spec: JobSpec) -> None:
+        config, family, widths = spec.model.config, FAMILIES[spec.model.family], layer_widths(spec)
+        width, vocabulary, sizes = int(config["hidden_size"]), int(config["vocab_size"]), widths.sizes
+        self._spec, self._tokens, self._vocabulary = spec, microbatch_tokens(spec), vocabulary
+        self._inner, self._matrices, self._head_matrix = sizes["i"], widths.matrices, vocabulary * width
+        self._layer = widths.matrices + 8 * width + 2 * sizes["i"]
+        positions: int = config["max_position_embeddings"] if family.learns_positions else 0
+        self._embedding, self._head = (vocabulary + positions) * width, (vocabulary + 2) * width
+        self._ends = [sum(map(math.prod, shapes.values())) for shapes in place_shapes(spec)]
+        self._group = spec.layer_group if spec.places else 0
+        # Elements that autograd keeps of a token.
+        saved = 5 * width + family.saved_attention * (sizes["q"] + 2 * sizes["k"]) + family.saved_inner * sizes["i"]
+        scores = config["num_attention_heads"] * spec.data.sequence_length
+        if any(config.get(key) for key in ("attention_dropout", "attn_pdrop")):
+            saved += ATTENTION_DROPOUT * scores
+        elif family.attention == "eager":
+            saved += 2 * scores
+        if any(config.get(key) for key in ("hidden_dropout", "resid_pdrop", "embd_pdrop")):
+            saved += HIDDEN_DROPOUT * width
+        self._saved = saved
+        capped = config.get("final_logit_softcapping") is not None
+        self._saved_by_head = (1 + capped) * vocabulary + 4 * width
+        # Anchor saves its input alone: with bfloat16_parameters as 2 bytes, of the 3 that SHARES counts.
+        alone = 2 / 3 if spec.model.dtype == LOWERED else 1.0
+        normed = alone if spec.model.narrow.by_token else NARROWED
+        self._saved_by_ends = normed * width + 2 * spec.boundary_width, spec.boundary_width
+
+    def footprint(self, layers: int, stage: int, stages: int, replicas: int = 1, flying: int = 0) -> Footprint:
+        """The memory of one of `replicas` replicas of a stage; `flying`: in the place of pipeline.max_in_flight."""
+        spec, first, last = self._spec, stage == 0, stage == stages - 1
+        parameters = self.parameters(layers, first=first, last=last)
+        training, staleness = spec.training, spec.pipeline.staleness
+        open_steps = 1 + staleness
+        sum_bytes = 8 if training.reproducible else 4
+        lowered = spec.model.dtype == LOWERED
+        leftovers = 12 * open_steps if spec.averaging.compression != "none" else 0
+        momentum = 4 if training.optimizer == "sgd" and training.momentum else 0
+        window = math.ceil(training.microbatches * open_steps / replicas)
+        limit = flying or spec.pipeline.max_in_flight
+        in_flight = min(window, 2 * stages if limit == "auto" else math.ceil(limit / replicas))
+        outputs = (not first) + (not last)
+        boundary = self._tokens * spec.boundary_width
+        held = window * outputs * BOUNDARY_BYTES[spec.pipeline.compression]
+        # The last stage goes backward right after forward; before it, all that is in flight may be on its way back.
+        graphs = 1 if last else in_flight
+        whole = self.graph_bytes(layers, last=last)
+        kept = whole + graphs * boundary * 4 if spec.model.recompute else graphs * whole
+        # While a computation runs it also needs the gradients of the widest tensors.
+        widest = max(self._vocabulary if last else 0, self._inner)
+        return Footprint(
+            weights=(4 + 2 * (1 + staleness) if lowered else 4 * (1 + staleness)) * parameters,
+            optimizer=(FACTS[training.optimizer].state_bytes + momentum) * parameters,
+            mean=4 * parameters,
+            sums=sum_bytes * open_steps * parameters,
+            gradients=(2 if lowered else 4) * parameters,
+            graphs=kept + 3 * 4 * self._tokens * widest,
+            inputs=in_flight * outputs * 4 * boundary,
+            averaging=(sum_bytes + 4 + leftovers) * parameters,
+            outputs=math.ceil(held * boundary),
+            outer=12 * parameters if spec.has_outer_steps else 0,
+            log=2 * 4 * parameters,
+            steps_on_host=training.optimizer_on == "host",
+            masters=4 * parameters if lowered else 0,
+        )
+
+    def parameters_of(self, split: Sequence[int]) -> list[int]:
+        """Parameters of each stage of a cut."""
+        last = len(split) - 1
+        return [self.parameters(n, first=stage == 0, last=stage == last) for stage, n in enumerate(split)]
+
+    def parameters(self, layers: int, *, first: bool, last: bool) -> int:
+        """Parameters of a stage, biases and norms rounded up."""
+        counts = self._narrow_ends(layers, first=first, last=last)
+        ends = sum(count * size for count, size in zip(counts, self._ends, strict=True))
+        return layers * self._layer + first * self._embedding + last * self._head + ends
+
+    def _narrow_ends(self, layers: int, *, first: bool, last: bool) -> tuple[int, int]:
+        """How many narrow places begin in a stage, and how many end in it."""
+        groups = layers // self._group if self._group else 0
+        return max(0, groups - last), max(0, groups - first)
+
+    def graph_bytes(self, layers: int, *, last: bool) -> int:
+        """Bytes that autograd keeps of one microbatch between forward and backward."""
+        tokens, dtype = self._tokens, self._spec.model.dtype
+        outs, ins = self._narrow_ends(layers, first=False, last=last)
+        narrow = outs * self._saved_by_ends[0] + ins * self._saved_by_ends[1]
+        elements = tokens * (layers * self._saved + narrow + last * self._saved_by_head)
+        weights = layers * self._matrices + last * self._head_matrix
+        cast_weights = 2 * weights if dtype == "bfloat16" else 0
+        lowered_logits = 2 * tokens * self._vocabulary if last and dtype != "float32" else 0
+        return math.ceil(4 * SHARES[dtype] * elements) + cast_weights + lowered_logits
 
 
 def stage_needs(spec: JobSpec, split: Sequence[int]) -> list[Memory]:
     """What a stage takes if it has one replica, for each stage of a cut; `spec` is a resolved job's."""
-    spec = island_spec(spec)
-    return [stage_footprint(spec, layers, stage, len(split)).memory for stage, layers in enumerate(split)]
+    sizes = StageSizes(island_spec(spec))
+    return [sizes.footprint(layers, stage, len(split)).memory for stage, layers in enumerate(split)]
 
 
 def model_costs(spec: JobSpec, *, fewest: bool = False) -> ModelCosts:
@@ -156,9 +219,13 @@ def model_costs(spec: JobSpec, *, fewest: bool = False) -> ModelCosts:
     spec = island_spec(spec)
     layer, head = flops_per_token(spec)
 
+    @cache
+    def sizes(stages: int) -> StageSizes:
+        return StageSizes(with_places(spec, stages))
+
     def stage_memory(layers: int, stage: int, stages: int, replicas: int) -> Memory:
-        flying = spec.having("pipeline", max_in_flight=fewest_in_flight(stages, stages * replicas)) if fewest else spec
-        return stage_footprint(with_places(flying, stages), layers, stage, stages, replicas=replicas).memory
+        flying = fewest_in_flight(stages, stages * replicas) if fewest else 0
+        return sizes(stages).footprint(layers, stage, stages, replicas, flying).memory
 
     narrow = spec.model.narrow.kind != "none"
     return ModelCosts(
@@ -203,11 +270,7 @@ def host_step_s(spec: JobSpec) -> float:
     split = spec.split
     if spec.training.optimizer_on != "host":
         return 0.0
-    sizes = (
-        stage_parameters(spec, layers, first=stage == 0, last=stage == len(split) - 1)
-        for stage, layers in enumerate(split)
-    )
-    return HOST_STEP_S * max(sizes)
+    return HOST_STEP_S * max(StageSizes(spec).parameters_of(split))
 
 
 def flight_room(spec: JobSpec, stage: int, offer: Memory) -> int:
@@ -249,57 +312,6 @@ def _with_owed(spec: JobSpec, split: Sequence[int], stage: int, needed: Footprin
     The last stage also keeps the gradient of its head: the head's product is not put off.
     """
     head = spec.model.config["vocab_size"] * spec.model.config["hidden_size"] if stage == len(split) - 1 else 0
-    kept = OWED_SHARE * graph_bytes(spec, split[stage], last=False) + (2 if spec.model.dtype == LOWERED else 4) * head
+    graph = StageSizes(spec).graph_bytes(split[stage], last=False)
+    kept = OWED_SHARE * graph + (2 if spec.model.dtype == LOWERED else 4) * head
     return Memory(needed.memory.device_bytes + ahead + math.ceil(MARGIN * owed * kept), needed.memory.host_bytes)
-
-
-def stage_parameters(spec: JobSpec, layers: int, *, first: bool, last: bool) -> int:
-    """Parameters of a stage, biases and norms rounded up."""
-    config, widths = spec.model.config, layer_widths(spec)
-    width: int = config["hidden_size"]
-    layer = widths.matrices + 8 * width + 2 * widths.sizes["i"]
-    vocabulary: int = config["vocab_size"]
-    positions: int = config["max_position_embeddings"] if FAMILIES[spec.model.family].learns_positions else 0
-    embedding = (vocabulary + positions) * width
-    head = (vocabulary + 2) * width
-    counts = _narrow_ends(spec, layers, first=first, last=last)
-    sizes = (sum(map(math.prod, shapes.values())) for shapes in place_shapes(spec))
-    ends = sum(count * size for count, size in zip(counts, sizes, strict=True))
-    return layers * layer + first * embedding + last * head + ends
-
-
-def _narrow_ends(spec: JobSpec, layers: int, *, first: bool, last: bool) -> tuple[int, int]:
-    """How many narrow places begin in a stage, and how many end in it."""
-    groups = layers // spec.layer_group if spec.places else 0
-    return max(0, groups - last), max(0, groups - first)
-
-
-def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
-    """Bytes that autograd keeps of one microbatch between forward and backward."""
-    config, widths = spec.model.config, layer_widths(spec)
-    width: int = config["hidden_size"]
-    vocabulary: int = config["vocab_size"]
-    tokens = microbatch_tokens(spec)
-    family, sizes = FAMILIES[spec.model.family], widths.sizes
-    attention = sizes["q"] + 2 * sizes["k"]
-    saved = 5 * width + family.saved_attention * attention + family.saved_inner * sizes["i"]
-    scores = config["num_attention_heads"] * spec.data.sequence_length
-    if any(config.get(key) for key in ("attention_dropout", "attn_pdrop")):
-        saved += ATTENTION_DROPOUT * scores
-    elif family.attention == "eager":
-        saved += 2 * scores
-    if any(config.get(key) for key in ("hidden_dropout", "resid_pdrop", "embd_pdrop")):
-        saved += HIDDEN_DROPOUT * width
-    capped = config.get("final_logit_softcapping") is not None
-    head = ((1 + capped) * vocabulary + 4 * width) if last else 0
-    outs, ins = _narrow_ends(spec, layers, first=False, last=last)
-    # Anchor saves its input alone: with bfloat16_parameters as 2 bytes, of the 3 that SHARES counts.
-    alone = 2 / 3 if spec.model.dtype == LOWERED else 1.0
-    normed = alone if spec.model.narrow.by_token else NARROWED
-    narrow = outs * (normed * width + 2 * spec.boundary_width) + ins * spec.boundary_width
-    elements = tokens * (layers * saved + narrow + head)
-    dtype = spec.model.dtype
-    weights = layers * widths.matrices + (vocabulary * width if last else 0)
-    cast_weights = 2 * weights if dtype == "bfloat16" else 0
-    lowered_logits = 2 * tokens * vocabulary if last and dtype != "float32" else 0
-    return math.ceil(4 * SHARES[dtype] * elements) + cast_weights + lowered_logits

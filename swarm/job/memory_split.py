@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from swarm.errors import OutOfMemory
 from swarm.text import counted
-from swarm.types import Decision, Memory
+from swarm.types import Memory
 
 KINDS_MAX = 8  # different slots that are tried for first and last stage
 STAGES_TRIED_MAX = 64
@@ -61,20 +61,60 @@ def needs(model: ModelCosts, split: Sequence[int], peers: int) -> tuple[Memory, 
 
 
 def fit(
-    model: ModelCosts, offers: Sequence[Memory], stages: Sequence[int], min_replicas: int, *, bare_ends: bool = False
-) -> Decision[tuple[int, ...]]:
-    """The cut for peers with these memories, into the first number of stages that works.
+    model: ModelCosts, offers: Sequence[Memory], stages: int, min_replicas: int, *, bare_ends: bool = False
+) -> tuple[int, ...] | None:
+    """The best cut into this many stages for peers with these memories, None if none fits.
 
-    With `bare_ends` the first and the last stage may have no layers. If none works there is no plan, but a reason.
+    With `bare_ends` the first and the last stage may have no layers.
     """
-    known = [offer if offer.device_bytes else Memory(1 << 62) for offer in offers]
-    for count in stages:
-        split = _cut(model, count, sorted(known, reverse=True), min_replicas, bare_ends=bare_ends)
-        if split is not None:
-            return Decision(split, f"cut into {counted(count, 'stage')} for {counted(len(known), 'peer')}")
-    if not known:
-        return Decision(None, "no idle peers yet")
-    return Decision(None, f"no cut fits the idle peers: the largest has {max(known)}")
+    offers = sorted((offer if offer.device_bytes else Memory(1 << 62) for offer in offers), reverse=True)
+    group = model.group(stages)
+    model = model.in_groups(stages)
+    least = [1] * stages
+    if bare_ends and stages > 1:
+        least[0], least[-1] = int(not model.bare_embedding), int(not model.bare_head)
+    if len(offers) < stages * min_replicas or sum(least) > model.layers:
+        return None
+    slots = [_slot(offers[number * min_replicas : (number + 1) * min_replicas]) for number in range(stages)]
+    replicas = len(offers) // stages
+
+    @cache
+    def takes(stage: int, layers: int) -> Memory:
+        return model.stage_memory(layers, stage, stages, replicas)
+
+    def layers(stage: int, holds: Callable[[Memory], bool]) -> int:
+        """How many fit; -1 if not even a stage without layers does."""
+        low, high = -1, model.layers
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = holds(takes(stage, middle))
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    kinds = [0] if stages == 1 else [0, *[1] * (stages - 2), stages - 1]
+    # If each slot were the largest: what fails even so needs no search, and most of what is tried fails so.
+    largest = _largest(offers)
+    most = {kind: layers(kind, lambda need: any(offer.holds(need) for offer in largest)) for kind in set(kinds)}
+    if _hand_out(model, [most[kind] for kind in kinds], least) is None:
+        return None
+
+    @cache
+    def room(stage: int, slot: _Slot) -> int:
+        return layers(stage, lambda need: all(offer.holds(need) for offer in slot))
+
+    best: tuple[float, tuple[int, ...]] | None = None
+    for first, last in _ends(slots):
+        sizes = [first]
+        if stages > 1:
+            rest = list(slots)
+            rest.remove(first)
+            rest.remove(last)
+            sizes = [first, *rest, last]
+        rooms = [room(kind, slot) for kind, slot in zip(kinds, sizes, strict=True)]
+        found = _hand_out(model, rooms, least)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    return None if best is None else tuple(group * groups for groups in best[1])
 
 
 def is_possible(model: ModelCosts, offers: Sequence[Memory], stages: Sequence[int]) -> bool:
@@ -164,55 +204,6 @@ def _smallest(model: ModelCosts, stages: int) -> Iterator[tuple[str, Memory]]:
     else:
         ends = (model.stage_memory(1, stage, stages, 1) for stage in (0, 1))
         yield f"{layer} with embedding or head", min(ends, key=lambda need: need.total_bytes)
-
-
-def _cut(
-    model: ModelCosts, stages: int, offers: Sequence[Memory], min_replicas: int, *, bare_ends: bool
-) -> tuple[int, ...] | None:
-    """The best cut into this many stages, None if none fits; `offers` from most to least."""
-    group = model.group(stages)
-    model = model.in_groups(stages)
-    least = [1] * stages
-    if bare_ends and stages > 1:
-        least[0], least[-1] = int(not model.bare_embedding), int(not model.bare_head)
-    if len(offers) < stages * min_replicas or sum(least) > model.layers:
-        return None
-    slots = [_slot(offers[number * min_replicas : (number + 1) * min_replicas]) for number in range(stages)]
-    replicas = len(offers) // stages
-
-    def layers(stage: int, holds: Callable[[Memory], bool]) -> int:
-        """How many fit; -1 if not even a stage without layers does."""
-        low, high = -1, model.layers
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = holds(model.stage_memory(middle, stage, stages, replicas))
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
-
-    kinds = [0] if stages == 1 else [0, *[1] * (stages - 2), stages - 1]
-    # If each slot were the largest: what fails even so needs no search, and most of what is tried fails so.
-    largest = _largest(offers)
-    most = {kind: layers(kind, lambda need: any(offer.holds(need) for offer in largest)) for kind in set(kinds)}
-    if _hand_out(model, [most[kind] for kind in kinds], least) is None:
-        return None
-
-    @cache
-    def room(stage: int, slot: _Slot) -> int:
-        return layers(stage, lambda need: all(offer.holds(need) for offer in slot))
-
-    best: tuple[float, tuple[int, ...]] | None = None
-    for first, last in _ends(slots):
-        sizes = [first]
-        if stages > 1:
-            rest = list(slots)
-            rest.remove(first)
-            rest.remove(last)
-            sizes = [first, *rest, last]
-        rooms = [room(kind, slot) for kind, slot in zip(kinds, sizes, strict=True)]
-        found = _hand_out(model, rooms, least)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
-    return None if best is None else tuple(group * groups for groups in best[1])
 
 
 def _largest(offers: Iterable[Memory]) -> list[Memory]:

@@ -34,18 +34,18 @@ Decisions: docs/decisions/017, 105, 140.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import ceil, floor
-from typing import Any
+from typing import Any, TypeAlias
 
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.job.families import DEFAULT
-from swarm.job.footprint import fewest_in_flight, model_costs, stage_parameters
+from swarm.job.footprint import StageSizes, fewest_in_flight, model_costs
 from swarm.job.islands import island_spec, most_islands
-from swarm.job.memory_split import check_possible, fit, is_possible, needs, stage_counts
+from swarm.job.memory_split import ModelCosts, check_possible, fit, is_possible, needs, stage_counts
 from swarm.job.model_config import filled_config
 from swarm.job.optimizers import FACTS
 from swarm.job.overlap import UNMEASURED, FleetSpeed, Overlap, hidden_steps, late_microbatches
@@ -80,6 +80,9 @@ _PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9), "gaia": (1.0, 0.0)}
 PATIENCE, PATIENCE_STEPS = 0.05, 1.5  # of a period, and steps: for how long the least of an exchange is waited for
 LAYERS_PER_FRAGMENT = 3  # of streaming, as in its paper
 PROPOSAL_BYTES = {"none": 4.0, "bfloat16": 2.0, "int8": 1.02, "fp4": 0.52}  # of a parameter, by outer.compression
+Chooser: TypeAlias = Callable[[int], tuple[JobSpec, str]]
+# By the number of what is tried, the number of stages, whether for idle peers, with bare ends; None: memory holds none.
+_Cuts: TypeAlias = dict[tuple[int, int, bool, bool], tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +110,21 @@ def resolve(spec: JobSpec, basis: Basis) -> JobSpec:
 
 def choose(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
     """The resolved spec, and for people what memory and links have changed in it, each behind a "; "."""
+    return _chosen(spec, basis, {})
+
+
+def chooser(spec: JobSpec, basis: Basis) -> Chooser:
+    """`choose` for any number of stages; a cut that several numbers try is tried once."""
+    assert not spec.has_outer_steps, "the peers that serve an island follow from its stages"
+    cuts: _Cuts = {}
+    return lambda stages: _chosen(spec, replace(basis, stages=stages), cuts)
+
+
+def _chosen(spec: JobSpec, basis: Basis, cuts: _Cuts) -> tuple[JobSpec, str]:
     if spec.pipeline.recut == "auto":
         is_open = spec.pipeline.stages == spec.pipeline.split == "auto" and not spec.has_outer_steps
         spec = spec.having("pipeline", recut="stall" if is_open else "off")
-    resolved, lighter = _fitted(*_for_sites(spec, basis))
+    resolved, lighter = _fitted(*_for_sites(spec, basis), cuts)
     links = ""
     if spec.pipeline.overlap == "auto" and not resolved.has_outer_steps:
         links = auto_overlap(resolved, resolved.split, basis).links_text()
@@ -227,8 +241,7 @@ def _exchange_and_step_s(spec: JobSpec, split: Sequence[int], basis: Basis) -> t
     if spec.island_count == 1 or not (speed.between_bytes_per_s and step_s):
         return None
     assert outer.fragments != "auto", "it is filled"
-    last = len(split) - 1
-    most = max(stage_parameters(spec, n, first=at == 0, last=at == last) for at, n in enumerate(split))
+    most = max(StageSizes(spec).parameters_of(split))
     sent = most * PROPOSAL_BYTES[outer.compression] * (spec.island_count - 1) / outer.fragments
     replicas = max(spec.limits.min_replicas, len(basis.idle) // (len(split) * spec.island_count))
     steps = spec.training.microbatches / (spec.island_count * replicas)
@@ -274,8 +287,9 @@ def _for_sites(spec: JobSpec, basis: Basis) -> tuple[JobSpec, Basis]:
 
     def needs_for(count: int, site: Sequence[Candidate], peers: int) -> tuple[Memory, ...]:
         memory = [peer.offer for peer in site]
+        alone = replace(basis, idle=memory, present=memory)
         try:
-            resolved, _ = _fitted(_with_islands(spec, max(count, least)), replace(basis, idle=memory, present=memory))
+            resolved, _ = _fitted(_with_islands(spec, max(count, least)), alone, {})
         except SwarmError:
             return ()
         return needs(model_costs(resolved), resolved.split, peers)
@@ -294,10 +308,10 @@ def _with_islands(spec: JobSpec, count: int) -> JobSpec:
     return spec.having("islands", count=count)
 
 
-def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
+def _fitted(spec: JobSpec, basis: Basis, cuts: _Cuts) -> tuple[JobSpec, str]:
     """The spec resolved so that the memory of the idle peers holds it, and for people what it does without for that.
 
-    Where they cannot hold it, it waits for those that work now. OutOfMemory.
+    Where they cannot hold it, it waits for those that work now. `cuts`: known from other `basis.stages`. OutOfMemory.
     """
     plain = _filled(spec, basis)
     if not basis.idle and not basis.present:
@@ -308,53 +322,56 @@ def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
 
     @cache
     def filled(number: int) -> JobSpec:
-        return _filled(tries[number][0], basis)
+        return _filled(tries[number][0], basis) if number else plain
 
     def opened(whole: JobSpec) -> JobSpec:
         """The spec with the cut and the narrow places as open as in the job file."""
         return whole.having("pipeline", split=spec.pipeline.split).having("model", narrow=spec.model.narrow)
 
-    def fitted(
-        chosen: JobSpec, fewest: bool, whole: JobSpec, memories: Sequence[Memory], bare_ends: bool
-    ) -> JobSpec | None:
-        """The chosen spec, cut to fit; `whole` is it, resolved with another cut."""
-        most = len(memories) // min_replicas
-        counts = [default] if fixed else stage_counts(spec.stages_max + 2 * bare_ends, default, most)
-        costs, cut = model_costs(opened(whole), fewest=fewest), spec.pipeline.split
-        if cut == "auto":
-            found = fit(costs, memories, counts, min_replicas, bare_ends=bare_ends).plan
+    @cache
+    def costs(number: int) -> ModelCosts:
+        """The same for any `basis.stages`: whether steps overlap does not follow from it."""
+        return model_costs(opened(filled(number)), fewest=tries[number][1])
+
+    def cut(number: int, stages: int, memories: Sequence[Memory], bare_ends: bool) -> tuple[int, ...] | None:
+        key = number, stages, memories is basis.idle, bare_ends
+        if key not in cuts:
+            cuts[key] = fit(costs(number), memories, stages, min_replicas, bare_ends=bare_ends)
+        return cuts[key]
+
+    def fitted(number: int, memories: Sequence[Memory], bare_ends: bool) -> JobSpec | None:
+        """What is tried, cut to fit."""
+        (chosen, fewest), split, most = tries[number], spec.pipeline.split, len(memories) // min_replicas
+        if split == "auto":
+            counts = [default] if fixed else stage_counts(spec.stages_max + 2 * bare_ends, default, most)
+            found = next(filter(None, (cut(number, stages, memories, bare_ends) for stages in counts)), None)
             if found is None:
                 return None
-            cut = found
-        elif not _holds(memories, needs(costs, cut, len(memories)), min_replicas):
+            split = found
+        elif not _holds(memories, needs(costs(number), split, len(memories)), min_replicas):
             return None
-        few = {"max_in_flight": fewest_in_flight(len(cut), len(memories))} if fewest else {}
-        shaped = chosen.having("pipeline", split=cut, stages=len(cut), **few)
-        final = _filled(opened(whole).model_copy(update={"pipeline": shaped.pipeline}), basis)
-        # With another cut steps may overlap, which takes more.
-        same = final.pipeline.staleness <= whole.pipeline.staleness
-        takes = needs(model_costs(final), cut, len(memories))
-        return final if same or _holds(memories, takes, min_replicas) else None
+        few = {"max_in_flight": fewest_in_flight(len(split), len(memories))} if fewest else {}
+        shaped = chosen.having("pipeline", split=split, stages=len(split), **few)
+        return _filled(opened(filled(number)).model_copy(update={"pipeline": shaped.pipeline}), basis)
 
     fleets = (basis.idle,) if sorted(basis.idle) == sorted(basis.present) else (basis.idle, basis.present)
     may_be_bare = spec.model.narrow.kind == "none"  # no place is narrow beside the embedding or the head
     for memories, bare_ends in product(fleets, (False, True)[: 1 + may_be_bare]):
-        for number, (chosen, fewest) in enumerate(tries):  # most often the first fits
-            if (final := fitted(chosen, fewest, filled(number), memories, bare_ends)) is not None:
+        for number in range(len(tries)):  # most often the first fits
+            if (final := fitted(number, memories, bare_ends)) is not None:
                 return final, choice_text(final, plain)
     if spec.pipeline.split != "auto":
         return plain, ""
     possible = [default] if fixed else range(1, min(spec.stages_max + 2 * may_be_bare, STAGES_MAX) + 1)
-    is_fewest, least = tries[-1][1], filled(len(tries) - 1)
-    costs = model_costs(opened(least), fewest=is_fewest)
-    ways = [(text, model_costs(opened(after)), possible) for text, after in lighter(least)]
+    least = len(tries) - 1
+    ways = [(text, model_costs(opened(after)), possible) for text, after in lighter(filled(least))]
     if fixed and default < spec.stages_max:
-        ways.append((f"pipeline.stages = {spec.stages_max}", ways[-1][1] if ways else costs, [spec.stages_max]))
-    check_possible(costs, basis.present, possible, ways)
+        ways.append((f"pipeline.stages = {spec.stages_max}", ways[-1][1] if ways else costs(least), [spec.stages_max]))
+    check_possible(costs(least), basis.present, possible, ways)
     return next(
         (filled(number), choice_text(filled(number), plain))
-        for number, (_, fewest) in enumerate(tries)
-        if is_possible(model_costs(opened(filled(number)), fewest=fewest), basis.present, possible)
+        for number in range(len(tries))
+        if is_possible(costs(number), basis.present, possible)
     )
 
 

@@ -483,7 +483,7 @@ def cut_here(
     able = [candidate for candidate in here if candidate.peer not in job.unfit]
     now, most = len(job.needs), min(len(able) // job.min_replicas, model.layers, STAGES_MAX)
     for stages in (*range(min(most, now - 1), 0, -1), *range(now + 1, min(most, now + MORE_STAGES_MAX) + 1)):
-        split = fit(model, [candidate.offer for candidate in able], [stages], job.min_replicas).plan
+        split = fit(model, [candidate.offer for candidate in able], stages, job.min_replicas)
         if split is None or not is_allowed(split):
             continue
         if (decision := job.with_cut(model, split, len(able)).plan(able)).plan is not None:

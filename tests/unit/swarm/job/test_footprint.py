@@ -12,13 +12,12 @@ from swarm.job.families import FAMILIES
 from swarm.job.footprint import (
     MARGIN,
     OWED_SHARE,
+    StageSizes,
     flight_room,
-    graph_bytes,
     memory_by_stages,
     memory_text,
     owed_room,
     stage_footprint,
-    stage_parameters,
 )
 from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, NarrowSection, parse_job
@@ -85,7 +84,7 @@ def test_graphs_are_estimated_a_little_too_high(family: str, keys: list[str], dt
     for number, layers in enumerate((2, 1)):
         measured = kept_bytes(Stage(dropping, number, torch.device("cpu")), 300)
         assert not keys or measured > kept_bytes(Stage(spec, number, torch.device("cpu")), 300)
-        assert 1.0 <= graph_bytes(dropping, layers, last=number == 1) / measured < (1.7 if keys else 1.6)
+        assert 1.0 <= StageSizes(dropping).graph_bytes(layers, last=number == 1) / measured < (1.7 if keys else 1.6)
 
 
 def narrowed(spec: JobSpec, kind: str) -> JobSpec:
@@ -100,8 +99,8 @@ def test_narrow_places_are_counted(kind: str, dtype: str) -> None:
         for number, layers in enumerate((2, 1)):
             stage, ends = Stage(spec, number, torch.device("cpu")), {"first": number == 0, "last": number == 1}
             held = sum(parameter.numel() for parameter in stage.module.parameters())
-            assert held <= stage_parameters(spec, layers, **ends) < 1.03 * held
-            assert 1.0 <= graph_bytes(spec, layers, last=ends["last"]) / kept_bytes(stage, 300) < 1.6
+            assert held <= StageSizes(spec).parameters(layers, **ends) < 1.03 * held
+            assert 1.0 <= StageSizes(spec).graph_bytes(layers, last=ends["last"]) / kept_bytes(stage, 300) < 1.6
 
 
 # Each family with one type, and the first with all; in `make test-all` each with all.
@@ -138,7 +137,7 @@ def test_microbatches_in_flight_leave_room_for_those_that_owe_weights() -> None:
     most = flight_room(spec, 1, offer)
     assert 6 < most < 64
     needed = stage_footprint(spec.having("pipeline", max_in_flight=most), 1, 1, 3)
-    owed_bytes = 3 * OWED_SHARE * graph_bytes(spec, 1, last=False)
+    owed_bytes = 3 * OWED_SHARE * StageSizes(spec).graph_bytes(1, last=False)
     assert needed.memory.device_bytes + needed.inputs + owed_bytes <= offer.device_bytes
 
 
@@ -148,7 +147,7 @@ def test_parameters_are_counted(family: str) -> None:
     for number, layers in enumerate((2, 1)):
         module = Stage(spec, number, torch.device("cpu")).module
         held = sum(parameter.numel() for parameter in module.parameters())
-        assert held <= stage_parameters(spec, layers, first=number == 0, last=number == 1) < 1.03 * held
+        assert held <= StageSizes(spec).parameters(layers, first=number == 0, last=number == 1) < 1.03 * held
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -225,7 +224,7 @@ def test_a_device_keeps_24_bytes_of_a_parameter_and_12_if_the_optimizer_is_on_th
         for place, each, whole in (("device", 24, 40), ("host", 12, 40)):
             spec = resolved(name, model={"dtype": "float32"}, training={"optimizer_on": place}, pipeline={"overlap": 0})
             found = replace(stage_footprint(spec, 1, 1, spec.layers), graphs=0, inputs=0, outputs=0)
-            parameters = stage_parameters(spec, 1, first=False, last=False)
+            parameters = StageSizes(spec).parameters(1, first=False, last=False)
             assert found.memory.device_bytes == pytest.approx(MARGIN * each * parameters)
             assert found.total_bytes == pytest.approx(MARGIN * whole * parameters)
 

@@ -193,7 +193,7 @@ def test_a_cut_lies_on_places_and_is_the_cheapest_of_those_that_fit(data: st.Dat
 
     layer, head = flops_per_token(spec)
     costs = [max(a, b, c + head / layer) for a, b, c in cuts if fits((a, b, c))]
-    plan = fit(model_costs(spec), [Memory(size) for size in offered], [3], 1).plan
+    plan = fit(model_costs(spec), [Memory(size) for size in offered], 3, 1)
     assert (plan is None) == (not costs)
     if plan is not None:
         assert fits(plan)
