@@ -70,6 +70,12 @@ class _Climber:
     stale: int = 0  # changes in a row that were no better
     failed: int = 0  # climbs in a row that ended no lower
     is_done: bool = False
+    able: list[list[int]] = field(init=False)  # the stages that each peer holds
+    share: float = field(init=False)  # of what all peers compute, each stage's if all were used to the full
+
+    def __post_init__(self) -> None:
+        self.able = [holds.nonzero()[0].tolist() for holds in self.facts.holds]
+        self.share = sum(1.0 / sum(1.0 / each for each in rates) for rates in self.facts.rate.tolist())
 
     def take(self, state: _State) -> bool:
         """Keep the placement if it is the best so far and memory holds it; gives whether it is kept."""
@@ -296,23 +302,18 @@ def _chain(pool: PeerPool) -> list[str]:
 def _dealt(climber: _Climber, order: Sequence[int], *, in_rows: bool) -> list[list[int]] | None:
     """The peers dealt in this order: in rows, one stage after the other, each to its share of what all compute; else
     each to the stage that computes least so far. None if a stage gets too few."""
-    facts = climber.facts
-    stages = len(facts.split)
-    rate: list[list[float]] = facts.rate.tolist()
-    holds: list[list[bool]] = facts.holds.tolist()
+    stages = len(climber.facts.split)
     places: list[list[int]] = [[] for _ in range(stages)]
-    have = [0.0] * stages
-    share = sum(1.0 / sum(1.0 / each for each in rates) for rates in rate)  # each stage's, if all were used to the full
-    at = 0
+    have, at = [0.0] * stages, 0
     for peer in order:
-        while in_rows and at < stages - 1 and have[at] >= share and len(places[at]) >= climber.min_replicas:
+        while in_rows and at < stages - 1 and have[at] >= climber.share and len(places[at]) >= climber.min_replicas:
             at += 1
-        able = [stage for stage in range(stages) if holds[peer][stage]]
+        able = climber.able[peer]
         if not able:
             continue
-        stage = at if in_rows and holds[peer][at] else min(able, key=lambda stage: (have[stage], stage))
+        stage = at if in_rows and at in able else min(able, key=have.__getitem__)
         places[stage].append(peer)
-        have[stage] += rate[peer][stage]
+        have[stage] += float(climber.facts.rate[peer, stage])
     return places if all(len(members) >= climber.min_replicas for members in places) else None
 
 
@@ -327,7 +328,7 @@ class _State:
         self._climber = climber
         self.places = [list(members) for members in places]
         used = {peer for members in places for peer in members}
-        self.out = [peer for peer in range(len(facts.rate)) if peer not in used and bool(facts.holds[peer].any())]
+        self.out = [peer for peer in range(len(facts.rate)) if peer not in used and climber.able[peer]]
         self._stages = [facts.figures(number, members) for number, members in enumerate(places)]
         self._boundaries = [facts.boundary(left, right) for left, right in pairwise(self._stages)]
         self._tied_s = facts.tied_s(places)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 
 from swarm.text import counted
@@ -150,8 +151,8 @@ def place(
     needs = needs or (Memory(),) * stages
     homes = homes or ("",) * stages
     members, free, useless = _must_have(candidates, stages, min_replicas, needs, homes)
-    for candidate in free:
-        members[_neediest(members, _fitting(candidate, needs, homes))].append(candidate)
+    for candidate, fitting in free:
+        members[_neediest(members, fitting)].append(candidate)
 
     aside = "".join(f"; {reason}" for reason in sorted({*useless}))
     if any(homes):
@@ -195,14 +196,21 @@ def _must_have(
     min_replicas: int,
     needs: Sequence[Memory],
     homes: Sequence[str],
-) -> tuple[list[list[Candidate]], list[Candidate], list[str]]:
-    """The pinned peers and the minimum of every stage; the peers that are left; why others are of no use."""
+) -> tuple[list[list[Candidate]], list[tuple[Candidate, list[int]]], list[str]]:
+    """The pinned peers and the minimum of every stage; the other peers, and what fits each; why some are of no use."""
     assert min(stages, min_replicas) >= 1
     members: list[list[Candidate]] = [[] for _ in range(stages)]
     useless = []
     free = []
+
+    @cache
+    def fitting_of(offer: Memory, site: str) -> list[int]:
+        """The stages that such a peer may serve: what fits into it, of the islands at its site."""
+        may = [not site or not any(homes) or home == site for home in homes]
+        return [stage for stage, need in enumerate(needs) if may[stage] and offer.holds(need)]
+
     for candidate in sorted(candidates, key=lambda candidate: (-candidate.speed, candidate.peer)):
-        fitting = _fitting(candidate, needs, homes)
+        fitting = fitting_of(candidate.offer, candidate.site)
         if candidate.pinned_stage >= stages:
             useless.append(f"{candidate.peer} is pinned to stage {candidate.pinned_stage}, which this job lacks")
         elif candidate.pinned_stage != ANY_STAGE and candidate.pinned_stage not in fitting:
@@ -224,7 +232,7 @@ def _must_have(
             chosen = min(able, key=lambda entry: len(entry[1]))
             free.remove(chosen)
             members[stage].append(chosen[0])
-    return members, [one for one, _ in free], useless
+    return members, free, useless
 
 
 def _memory(candidates: Sequence[Candidate], needs: Sequence[Memory]) -> str:
@@ -236,12 +244,6 @@ def _memory(candidates: Sequence[Candidate], needs: Sequence[Memory]) -> str:
     short = largest.offer.short_text(need)
     has = f"the largest idle peer is {largest.peer} with {largest.offer}{f' ({short} too little)' if short else ''}"
     return f"; a replica there takes about {need.beside(largest.offer)}, {has}"
-
-
-def _fitting(one: Candidate, needs: Sequence[Memory], homes: Sequence[str]) -> list[int]:
-    """The stages that a peer may serve: what fits into it, of the islands at its site."""
-    may = [not one.site or not any(homes) or home == one.site for home in homes]
-    return [stage for stage, need in enumerate(needs) if may[stage] and one.holds(need)]
 
 
 def _neediest(members: list[list[Candidate]], fitting: Sequence[int]) -> int:
