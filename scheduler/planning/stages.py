@@ -53,7 +53,7 @@ def cut_of(spec: JobSpec, pool: PeerPool, basis: Basis) -> tuple[JobSpec, str]:
             lighter = _resolved(way, chosen, pool, stages, most_s)
             if lighter.step_s < most_s * (1.0 - TIE):
                 why = choice_text(lighter.spec, of.spec, "for a shorter step")
-                best, most_s = replace(lighter, said=f"; {why}{lighter.said}"), lighter.step_s
+                best, most_s = replace(lighter, said=f"; {why}{lighter.said}" if why else lighter.said), lighter.step_s
     return (best.spec, best.said) if best.step_s < math.inf else choose(spec, basis)
 
 

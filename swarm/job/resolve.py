@@ -414,12 +414,11 @@ def choice_text(spec: JobSpec, plain: JobSpec, why: str = "to fit the memory on 
     if plain.overlap and not spec.overlap:
         said.append("steps do not overlap")
     flight = spec.pipeline.max_in_flight
-    if flight != plain.pipeline.max_in_flight:
-        assert flight != "auto", "the plain one was first"
+    if flight != "auto" and flight != plain.pipeline.max_in_flight:
         said.append(f"at most {counted(flight, 'microbatch')} in flight")
-    if spec.model.recompute != plain.model.recompute:
+    if spec.model.recompute and not plain.model.recompute:
         said.append("forward is computed again for backward")
-    if spec.training.optimizer_on != plain.training.optimizer_on:
+    if spec.training.optimizer_on == "host" != plain.training.optimizer_on:
         said.append("the optimizer runs on the hosts")
     return f"{why}: {', '.join(said)}" if said else ""
 

@@ -84,6 +84,7 @@ def test_people_are_told_each_choice() -> None:
         "to fit the memory on offer: microbatches of 1 sequence, steps do not overlap, at most 2 microbatches in "
         "flight, forward is computed again for backward, the optimizer runs on the hosts"
     )
+    assert not choice_text(plain(spec).having("training", microbatch_sequences=1), plain(few)), "it takes all that back"
 
 
 def test_each_setting_that_is_left_comes_once_and_with_those_before() -> None:
