@@ -200,9 +200,7 @@ def _plan_to_compare(path: Path | None, pool: PeerPool, spec: JobSpec) -> Plan |
     """The plan in a file with the facts of now; InvalidConfig unless it is of this job and the pool has its peers."""
     if path is None:
         return None
-    job, before = read_plan(path)
-    if job != spec.name:
-        raise InvalidConfig(f"{path} is a plan of job {job}, not of {spec.name}", hint="compare plans of one job")
+    before = read_plan(path, spec)
     if gone := sorted(before.peers - {peer.name for peer in pool.peers}):
         print(f"warning: the pool lacks {', '.join(gone[:8])} of {path}", file=sys.stderr)
     try:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scheduler.planning.pool import PeerPool, PoolPeer
 from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec
-from swarm.text import spoken_duration
+from swarm.text import counted, printable, spoken_duration
 from swarm.text_file import read_small
 
 SCHEMA = "swarm.plan/1"
@@ -118,8 +118,8 @@ class _Document(BaseModel):
     seed: int
 
 
-def read_plan(path: Path) -> tuple[str, Plan]:
-    """The name of the job and its plan, from a file with what `swarm plan -o json` printed; InvalidConfig."""
+def read_plan(path: Path, spec: JobSpec) -> Plan:
+    """The plan in a file with what `swarm plan -o json` printed; InvalidConfig unless it is of this job and model."""
     hint = "write one with: swarm plan JOB --pool FILE -o json > plan.json"
     try:
         values = json.loads(read_small(path), parse_constant=_refuse)
@@ -134,8 +134,12 @@ def read_plan(path: Path) -> tuple[str, Plan]:
         raise InvalidConfig(f"{path} is no plan: {error}", hint=hint) from None
     if not found.places or len(found.places) % len(found.split) or not all(found.places):
         raise InvalidConfig(f"{path} is no plan: it has other places than stages, or an empty one", hint=hint)
-    values = {name: getattr(found, name) for name in Plan.__dataclass_fields__}
-    return found.job, Plan(**values)
+    if found.job != spec.name:
+        raise InvalidConfig(f"{path} is a plan of job {printable(found.job[:40])}, not of {spec.name}", hint=hint)
+    if (layers := sum(found.split)) != spec.layers:
+        told = f"{path}: the plan is of a model of {counted(layers, 'layer')}, this job has {spec.layers}"
+        raise InvalidConfig(told, hint=hint)
+    return Plan(**{name: getattr(found, name) for name in Plan.__dataclass_fields__})
 
 
 def _refuse(constant: str) -> float:

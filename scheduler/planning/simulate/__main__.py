@@ -84,7 +84,7 @@ class Simulation:
         return {
             "hours": rounded(end_s / 3600.0),
             "tokens_per_s": rounded(done / end_s),
-            "of_possible": rounded(done / possible),
+            "of_possible": rounded(done / possible) if possible else 0.0,
             "steps": len(play.committed_s),
             **{what: play.counts[what] for what in COUNTED},
             "price": rounded(price) if is_priced else None,
@@ -111,9 +111,8 @@ def simulation(
     if min(map(len, places), default=0) < least:
         found, placed = load.placed(pool.peers), "by the scheduler"
         if found.plan is None:
-            raise InvalidConfig(
-                f"the job cannot begin: {found.reason}", hint="add peers to the pool, or lower pipeline.stages"
-            )
+            hint = "add peers to the pool, or lower pipeline.stages"
+            raise InvalidConfig(f"the job cannot begin: {found.reason}", hint=hint)
         places = tuple(tuple(name for name, at in found.plan.items() if at == number) for number in range(count))
     plan = Plan(split, places, sequences, resolved.overlap, bool(resolved.model.recompute))
     return Simulation(pool, load, plan, placed, trace, seed)
@@ -159,9 +158,9 @@ def simulate(
     pool = read_pool(pool_file)
     trace = Churn(pool, churn, seed) if trace_file is None else read_trace(trace_file, pool)
     changes = [[], *([change] for change in compared)]
-    planned = None if plan_file is None else read_plan(plan_file)[1]
-    cut_as: dict[str, object] = {}
-    if planned is not None:
+    planned, cut_as = None, dict[str, object]()
+    if plan_file is not None:
+        planned = read_plan(plan_file, ground(load_job(file, overrides or ())))
         cut_as = {"pipeline.split": planned.split, "pipeline.overlap": planned.overlap}
         cut_as |= {"training.microbatch_sequences": planned.microbatch_sequences, "model.recompute": planned.recompute}
     shared = [*(f"{key}={json.dumps(value)}" for key, value in cut_as.items()), *(overrides or ())]

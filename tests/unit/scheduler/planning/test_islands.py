@@ -26,7 +26,7 @@ from scheduler.planning.simulate.__main__ import simulation
 from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError, UsageError
 from swarm.job.islands import island_spec
 from swarm.job.resolve import choose
-from swarm.job.spec import JobSpec
+from swarm.job.spec import JobSpec, load_job
 from tests.support.pools import equals, machine, planned_job
 
 STAGES, MICROBATCHES, EVERY = 2, 32, 10
@@ -204,7 +204,7 @@ def planned(folder: Path, *flags: str, between: str = "0.02", pool: str = POOL, 
 def test_a_plan_of_islands_names_their_places_leases_and_exchanges_and_is_simulated(tmp_path: Path) -> None:
     flags = ("--set", "averaging.mode=diloco", "--set", "outer.every_steps=10")
     (tmp_path / "plan.json").write_text(planned(tmp_path, *flags, "-o", "json"))
-    assert read_plan(tmp_path / "plan.json")[1].islands == 2
+    assert read_plan(tmp_path / "plan.json", load_job(tmp_path / "job.toml", ())).islands == 2
     first, *rows = planned(tmp_path, *flags, "--compare", str(tmp_path / "plan.json")).splitlines()
     assert re.match(r"2 islands of \d stages? of .* 8 of 8 peers: [\d,]+ tokens/s \(played, ±\d+ %\)", first)
     assert any(re.match(r"0 of island 1 .* oslo 4 ", row) for row in rows)
@@ -321,7 +321,7 @@ def test_a_plan_of_islands_is_not_compared_with_one_without_nor_by_price(tmp_pat
     plan = json.loads((tmp_path / "plan.json").read_text())
     (tmp_path / "plan.json").write_text(json.dumps(plan | {"places": [*plan["places"][:-1], []]}))
     with pytest.raises(InvalidConfig, match="an empty one"):
-        read_plan(tmp_path / "plan.json")
+        read_plan(tmp_path / "plan.json", job())
 
 
 @pytest.mark.parametrize(("at", "flags"), [("beside", ()), ("played", ("--set", "averaging.mode=diloco"))])

@@ -20,7 +20,7 @@ PLAN = Plan((1, 1), (("a",), ("b", "c")), 2, 1, True, PREDICTED, ("why",), "f00"
 def test_a_plan_comes_back_with_four_digits(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(document(PLAN, "t")))
-    assert read_plan(file) == ("t", replace(PLAN, predicted=replace(PREDICTED, tokens_per_s=1235.0)))
+    assert read_plan(file, planned_job(2)) == replace(PLAN, predicted=replace(PREDICTED, tokens_per_s=1235.0))
 
 
 def test_a_short_time_is_told_in_milliseconds() -> None:
@@ -37,7 +37,7 @@ def test_another_document_is_no_plan(tmp_path: Path, change: dict[str, object]) 
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(document(PLAN, "t") | change))
     with pytest.raises(InvalidConfig, match="is no plan") as refused:
-        read_plan(file)
+        read_plan(file, planned_job(2))
     assert "swarm plan JOB" in refused.value.hint
 
 

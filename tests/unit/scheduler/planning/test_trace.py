@@ -142,6 +142,13 @@ def test_by_chance_each_peer_dies_as_often_as_it_is_told_and_comes_back() -> Non
     assert trace == again != other
 
 
+def test_a_pool_whose_machines_are_all_dead_from_the_start_makes_nothing(tmp_path: Path) -> None:
+    dies = [f'{{"t": 0, "event": "die", "peer": "p-{number}"}}' for number in range(6)]
+    (tmp_path / "trace.jsonl").write_text("\n".join((HEAD, *dies)))
+    shown = simulated(tmp_path, "--hours", "0.02", "--trace", str(tmp_path / "trace.jsonl"))
+    assert re.search(r"^of_possible +0\.0%$", shown, re.MULTILINE)
+
+
 def test_a_play_in_which_no_step_is_finished_says_so(tmp_path: Path) -> None:
     shown = simulated(tmp_path, "--hours", "0.01", "--set", "training.global_batch_sequences=4096")
     assert "In these 0.01 hours no step was finished." in shown
@@ -155,8 +162,13 @@ def test_a_play_in_which_no_step_is_finished_says_so(tmp_path: Path) -> None:
         (("--compare", "pipeline.stages=1") * 2, "--compare pipeline.stages=1 is given 2 times"),
         (("--set", "pipeline.stages=6", "--set", "limits.min_replicas=2"), "the job cannot begin"),
         (("--trace", "nothing.jsonl"), "there is no file"),
+        (("--plan", "PLAN", "--set", "name=u"), r"is a plan of job t, not of u"),
+        (("--plan", "PLAN", "--set", "model.config.num_hidden_layers=4"), "is of a model of 6 layers, this job has 4"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_with_its_cause(tmp_path: Path, flags: Sequence[str], told: str) -> None:
-    with pytest.raises(SwarmError, match=told):
-        simulated(tmp_path, *flags)
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(document(Plan((6,), (("p-0",),), 1), "t")))
+    with pytest.raises(SwarmError, match=told) as refused:
+        simulated(tmp_path, *(str(plan) if flag == "PLAN" else flag for flag in flags))
+    assert refused.value.hint
