@@ -290,9 +290,12 @@ def _matrix(pool: Path, name: str, peers: Sequence[_PeerTable], most: float, uni
     if not name:
         return _LinkCells()
     lines = csv.reader(_text(pool.parent / name, "write it, or leave it out of [links]").splitlines())
-    rows = [[cell.strip() for cell in row] for row in lines if any(cell.strip() for cell in row)]
+    try:
+        rows = [[cell.strip() for cell in row] for row in lines if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise InvalidConfig(f"{name}, line {lines.line_num}: {error}", hint="a cell is a number or a name") from None
     ends, sites = [peer.name for peer in peers], sorted({peer.site for peer in peers})
-    by_peer = not rows or not rows[0][1:] or not math.isnan(_number(rows[0][1]))
+    by_peer = not rows or not rows[0][1:] or not all(math.isnan(_number(cell)) for cell in rows[0])
     if not by_peer:
         ends, heads = rows[0][1:], [row[0] for row in rows[1:]]
         strange = next((site for site in ends if site not in sites or ends.count(site) > 1), None)

@@ -69,8 +69,9 @@ def test_matrices_are_of_sites_or_of_peers_and_each_way_is_its_own(tmp_path: Pat
     assert by_site.peer("b").up_bits_per_s == 2e9
     assert not any("between" in note for note in by_site.assumed)
 
-    by_peer = pool_of(tmp_path, links("delay_ms"), d="0,1,2\n3,0,4\n5,6,0\n")
-    assert [by_peer.delay_s(*pair) for pair in (("a-0", "b"), ("b", "a-1"))] == [0.002, 0.006]
+    for first in ("0,1,2", "0,,2", ",,2"):
+        by_peer = pool_of(tmp_path, links("delay_ms"), d=f"{first}\n3,0,4\n5,6,0\n")
+        assert [by_peer.delay_s(*pair) for pair in (("a-0", "b"), ("b", "a-1"))] == [0.002, 0.006]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,9 @@ def test_a_wrong_file_is_refused_with_the_line_and_what_to_write(tmp_path: Path,
         (",ohio,ohio\nohio,0,1\nohio,1,0\n", 'names site "ohio"'),
         (",ohio,oregon\noregon,0,1\nohio,1,0\n", "names other sites in its first column than in its first row"),
         (",ohio,oregon\nohio,0,1\noregon,1\n", "d.csv has 2 rows and 1 column"),
+        ("0,near,2\n3,0,4\n5,6,0\n", 'row 1, column 2 (a-0 to a-1): "near" is not a number of ms'),
+        ("0,nan,2\n3,0,4\n5,6,0\n", 'row 1, column 2 (a-0 to a-1): "nan" is not a number of ms'),
+        pytest.param("0," + "1" * 200_000, "d.csv, line 1: field larger than field limit (131072)", id="long"),
     ],
 )
 def test_a_wrong_matrix_is_refused_with_the_cell(tmp_path: Path, cells: str, told: str) -> None:
