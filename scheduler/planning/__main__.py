@@ -114,6 +114,11 @@ def _known(scheduler: str, profile: str) -> PeerPool:
     done = subprocess.run(asks, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)
+    if "[[peer]]" not in done.stdout:
+        raise InvalidConfig("no stage servers are here", hint="start some: swarm stage-server; or give --pool FILE")
+    if "\nspeed = " not in done.stdout:
+        told = "the stage servers have not measured themselves yet: they do once they have been idle for 10 s"
+        raise InvalidConfig(told, hint="wait, and look with: swarm peers; or give --pool FILE")
     return read_pool(Path("swarm peers pool"), done.stdout)
 
 

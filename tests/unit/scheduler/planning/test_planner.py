@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from client.records import Peer
+from client.verbs.peers import pool_lines
 from scheduler.planning.__main__ import cli
 from scheduler.planning.plan import Plan, document
 from scheduler.planning.planner import ABOVE_BOUND, again, plan_of
@@ -273,6 +275,23 @@ def test_a_plan_that_cannot_be_compared_is_named_before_the_search(
     _, error = run(tmp_path, "--compare", str(tmp_path / "plan.json"), "--effort", "100000000")
     assert told in str(error)
     assert "plan.json: " in str(error)
+
+
+@pytest.mark.parametrize(
+    ("peers", "told"),
+    [([], "no stage servers are here"), ([Peer(id="a")], "the stage servers have not measured themselves yet")],
+)
+def test_a_scheduler_without_stage_servers_or_with_new_ones_cannot_be_planned_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peers: list[Peer], told: str
+) -> None:
+    def asked(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(words, 0, "\n".join(pool_lines(peers)))
+
+    (tmp_path / "job.toml").write_text(JOB)
+    monkeypatch.setattr(subprocess, "run", asked)
+    with pytest.raises(InvalidConfig, match=told) as refused:
+        CliRunner().invoke(cli, [str(tmp_path / "job.toml")], catch_exceptions=False)
+    assert refused.value.hint
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_search_and_one_that_is_there_stays(
