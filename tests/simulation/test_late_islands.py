@@ -126,7 +126,7 @@ def test_a_scheduler_that_is_killed_while_an_island_is_late_knows_that(tmp_path:
         slow = rig.tasks.create_task(slow_for(rig, job, 13))
         await until(rig, job, is_late)
         (late,) = [island for island in situation(job).islands if island.state is IslandState.LATE]
-        assert "the others exchanged without it; it keeps its steps, and they count at step" in late.relief
+        assert "the others exchanged without it; it keeps its steps, and they count at step" in late.waiting_for
         await restart(rig)
         await until(rig, rig.jobs.registry.find(job.record.id), is_late)
         slow.cancel()

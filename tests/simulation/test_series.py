@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -12,17 +13,24 @@ from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
+from rich.console import Console
 
+from client.records import Job, record
+from client.views import islands_table, job_table
+from scheduler.api.views import _islands
 from scheduler.assembly import assemble
-from scheduler.brain.explain.facts import IslandStanding
+from scheduler.brain.explain.facts import JobStanding, explain_job
 from scheduler.brain.settings import DEADLINES
 from scheduler.jobs.job import Announcer
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import SHOW_S, _show_speeds, show, tidy
-from scheduler.metrics import IslandFigures, SchedulerMetrics
+from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.stores import Stores
+from scheduler.web.snapshot import job_values
 from swarm.process.logs import get_logger
-from swarm.types import PROTOCOL_VERSION, IslandState, JobId, PeerId
+from swarm.types import PROTOCOL_VERSION, JobId, JobState, PeerId
+from swarm.wire import jobs_pb2 as pb
+from tests.simulation.engine.islands import Harmed, Shape, World
 from tests.support.scenes import play, resolved
 from tests.support.simulated import WALL_START_UNIX_S, Rig, Tokens, small_spec, write_text
 
@@ -138,25 +146,55 @@ def test_a_restarted_scheduler_shows_the_jobs_that_it_knows(tmp_path: Path) -> N
     play(tokens, 1, act)
 
 
-def test_the_islands_of_a_job_at_work_are_shown_now_and_then() -> None:
-    standings = (
-        IslandStanding(0, 4, 2, ((PeerId("a"),), (PeerId("b"),)), ""),
-        IslandStanding(1, 0, 0, (), "", state=IslandState.LOST),
-    )
-    spec = SimpleNamespace(
-        training=SimpleNamespace(global_batch_sequences=8, microbatches=2),
-        data=SimpleNamespace(sequence_length=16),
-        has_outer_steps=True,
-    )
-    job: Any = SimpleNamespace(
-        brain=SimpleNamespace(),
-        spec=spec,
-        stages={},
-        record=SimpleNamespace(id="j"),
-        situation=lambda: SimpleNamespace(islands=standings, outer_rounds={"averaged": 2}),
-    )
-    told: list[Any] = []
-    metrics: Any = SimpleNamespace(speeds=lambda *values: None, islands=lambda *values: told.append(values))
-    _show_speeds(job, metrics)
-    figures = [IslandFigures(IslandState.TRAINING, 4, 2, 2, {}), IslandFigures(IslandState.LOST, 0, 0, 0, {})]
-    assert told == [("j", figures, {"averaged": 2})]
+def test_a_late_island_is_counted_and_shown_everywhere_also_once_it_has_merged() -> None:
+    """`swarm explain` alone said so, and nothing more once the island had merged."""
+    world = World(Shape(steps=40, lease=4, still_s=60.0, patience=0.1), 0)
+    spec = SimpleNamespace(training=SimpleNamespace(global_batch_sequences=8, microbatches=2), has_outer_steps=True)
+    spec.data, spec.island_count = SimpleNamespace(sequence_length=16), 2
+    job: Any = SimpleNamespace(brain=world.brain, spec=spec, stages={}, record=SimpleNamespace(id="j"))
+    job.situation = lambda: world.brain.situation(world.now_s)
+    metrics, roster = SchedulerMetrics("0", PROTOCOL_VERSION), lambda: world.brain._roster
+
+    def counted() -> list[float | None]:
+        """How often island 1 was late, and whether it is, or is lost."""
+        _show_speeds(job, metrics)
+        late, state = "swarm_island_late_total", "swarm_island_state"
+        series = ((late, {}), (state, {"state": "late"}), (state, {"state": "lost"}))
+        return [metrics.registry.get_sample_value(name, {"job_id": "j", "island": "1"} | of) for name, of in series]
+
+    def shown() -> list[str]:
+        """By `swarm islands`, `swarm status`, `swarm explain` and the page."""
+        situation, view = job.situation(), pb.JobView(state="running", islands=_islands(job))
+        standing = JobStanding(JobId("j"), JobState.RUNNING, "", 0.0, "", 0, 40, 2, nan, (), 1)
+        console = Console(width=1000)
+        with console.capture() as capture:
+            console.print(islands_table(record(Job, view), []), job_table(record(Job, view)))
+        printed = [line for line in capture.get().splitlines() if line.startswith(("1 ", "island 1 "))]
+        facts = [fact.text for fact in explain_job(standing, situation, [], 0.0) if fact.topic == "island 1"]
+        return [*printed, *facts, job_values(view, situation, [], {})["islands"]["1"]["waits_for"]]
+
+    def hangs() -> None:
+        due = len(world.made) + 2  # behind an exchange for which it was late, the next one waits for it
+        world.play_until(
+            lambda one: len(one.made) >= due and all(n.agreed > one.made[-1].step for n in roster().islands)
+        )
+        world.harm(Harmed(frozenset(p for p, one in world.replicas.items() if one.island == 1), world.now_s + 20.0))
+        world.play_until(lambda one: 1 in roster().late)
+
+    hangs()
+    keeps = "late at step 12: the others exchanged without it; it keeps its steps, and they count at step 16"
+    assert counted() == [1.0, 1.0, 0.0]
+    assert ["flight; 0.01 s " + keeps in text for text in shown()] == [True] * 4
+    world.play_until(lambda one: not roster().late)
+    assert counted() == [1.0, 0.0, 0.0]
+    assert ["flight; was 21.7 s " + keeps in text for text in shown()] == [True] * 4
+    hangs()
+    world.brain._pacing.relief[1], world.brain._pacing.relieved[1] = "others train 3 of its microbatches", 3
+    assert counted() == [2.0, 1.0, 0.0]
+    assert ["flight; others train 3 of its microbatches; 0.01 s late" in text for text in shown()] == [True] * 4
+    assert ["step 28; 2 exchanges so far without it" in text for text in shown()] == [True] * 4
+    assert "; others trained 3 microbatches in its place so far; " in shown()[2]
+    world.lose(1)
+    world.play_until(lambda one: one.brain.present == (0,))
+    assert counted() == [2.0, 0.0, 1.0]
+    assert ["late" in text for text in shown()] == [False] * 4

@@ -87,13 +87,12 @@ class IslandStanding:
     steps: int  # that all its replicas made
     exchanges: int  # and outer steps
     peers: tuple[tuple[PeerId, ...], ...]
-    waiting_for: str
+    waiting_for: str  # and how late it is or was, with what was done about that
     own: Situation | None = None  # as its own brain sees it
     numbers: tuple[int, ...] = ()  # of each of its newest steps, from 1; 0: an outer step
     share: tuple[int, int] | None = None  # of the microbatches of a step, where shares follow speed: so many of all
     state: IslandState = IslandState.TRAINING
     waited_s: Mapping[IslandState, float] = field(default_factory=dict)  # at exchanges so far, in which state
-    relief: str = ""  # what was done in this period, since it fell behind
     relieved: int = 0  # microbatches that others train in its place, so far
     late: int = 0  # exchanges so far that were made without it, and it keeps its steps
 
@@ -280,10 +279,12 @@ def _island(one: IslandStanding) -> Fact:
     made = f"step {one.steps}, {counted(one.exchanges, 'exchange')}"
     if one.share is not None:
         made += f", {one.share[0]} of the {counted(one.share[1], 'microbatch')} of a step"
+    if one.relieved:
+        made += f"; others trained {counted(one.relieved, 'microbatch')} in its place so far"
     topic = f"island {one.number}"
     if one.is_lost:
         return fact(topic, one.waiting_for, island=one.number)
-    text = "; ".join(filter(None, [made, one.waiting_for, one.relief, who]))
+    text = "; ".join(filter(None, [made, one.waiting_for, who]))
     return fact(topic, text, island=one.number, step=one.steps, exchanges=one.exchanges)
 
 

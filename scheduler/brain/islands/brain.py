@@ -622,19 +622,20 @@ def situation_of(roster: Roster, outer: OuterSteps, pacing: Pacing, waiting_for:
     """The islands at work as one situation, with what was done for those that fell behind, and why others are lost."""
     islands, courses, state = roster.at_work(), roster.courses, states(roster)
     of = {number: brain.situation(now_s) for number, brain in islands.items()}
+    waits = {number: island_waits_for(brain) for number, brain in islands.items()}
+    waits |= {number: "waits for the exchange" for number in islands if state[number] is IslandState.EXCHANGING}
     standings = [
         IslandStanding(
             number,
             courses[number].inner_steps(brain.agreed),
             brain.agreed - courses[number].inner_steps(brain.agreed),
             brain.peers,
-            "waits for the exchange" if state[number] is IslandState.EXCHANGING else island_waits_for(brain),
+            "; ".join(filter(None, (waits[number], pacing.relief.get(number, ""), outer.late_text(number, now_s)))),
             of[number],
             numbers(of[number].steps, courses[number]),
             _share(courses[number], brain.agreed),
             state[number],
             outer.waits.of(number, now_s),
-            "; ".join(filter(None, (pacing.relief.get(number, ""), outer.late_text(number, now_s)))),
             pacing.relieved[number],
             outer.late[number],
         )

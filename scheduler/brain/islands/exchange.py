@@ -433,6 +433,7 @@ class OuterSteps:
         self.parted: set[frozenset[int]] = set()  # two islands that could not exchange, so that one was left out
         self.waits = Waits(roster)
         self.late = Counter[int]()  # how often islands were late
+        self._was_late: dict[int, str] = {}  # how late islands at work were the last time, for people
         self.took_s: float | None = None  # from the first round of this exchange until all were complete, if they are
         self._outcomes = Counter[str]()  # of the rounds of exchanges that are over
         self._began_s = 0.0
@@ -606,17 +607,12 @@ class OuterSteps:
         self._close(self._exchanging)
         self.envoys = {peer for round_ in made.rounds for peer in round_.envoys}
         self._outcomes["averaged"] += len(made.rounds)
-        steps, notes = self._course.inner_steps(made.step), list[Note]()
-        for island in late:
-            told = (
-                f"island {island} is late: the exchange after step {steps} is made without it; it keeps its steps, and"
-            )
-            notes.append(
-                Note("warning", f"{told} they count at step {next_of_fragment(self._course, made.step).behind}")
-            )
+        step = self._course.inner_steps(made.step)
+        told = f"is late: the exchange after step {step} is made without it; it keeps its steps, and they count at step"
+        notes = [Note("warning", f"island {n} {told} {next_of_fragment(self._course, made.step).behind}") for n in late]
         if made.skip:
             of = f" for fragment {self._course.outer_at(made.step).fragment}" if self._course.fragments > 1 else ""
-            told = f"after step {steps} what islands propose{of} is not finite: all go back to the outer weights"
+            told = f"after step {step} what islands propose{of} is not finite: all go back to the outer weights"
             notes.append(Note("warning", told))
         return notes
 
@@ -624,22 +620,24 @@ class OuterSteps:
         """Late islands that have made the outer step of the newest exchange are late no more; what to tell people."""
         made, late = self.made, self._roster.late
         here = [n for n in late if made is not None and self._roster.islands[n].agreed > made.step]
-        notes = [Note("info", f"island {n} is back, and {self.late_text(n, now_s)}") for n in here]
+        self._was_late |= {n: self.late_text(n, now_s, often=False) for n in here}
         for island in here:
             del late[island]
-        return notes
+        return [Note("info", f"island {n} is back, and {self._was_late[n]}") for n in here]
 
-    def late_text(self, island: int, now_s: float) -> str:
-        """How late an island is for the newest exchange, and what was done, for people; empty if it is not."""
+    def late_text(self, island: int, now_s: float, *, often: bool = True) -> str:
+        """How late an island is, or was the last time, what was done, and how often; empty if it never was."""
         since_s, made = self._roster.late.get(island), self.made
+        more = f"; {self.late[island]} exchanges so far without it" if often and self.late[island] > 1 else ""
         if since_s is None or made is None:
-            return ""
+            return f"was {told}{more}" if (told := self._was_late.get(island)) else ""
         step, counts = self._course.inner_steps(made.step), next_of_fragment(self._course, made.step).behind
         told = f"{now_s - since_s:.3g} s late at step {step}: the others exchanged without it"
-        return f"{told}; it keeps its steps, and they count at step {counts}"
+        return f"{told}; it keeps its steps, and they count at step {counts}{more}"
 
     def without(self, island: int) -> list[Output]:
         """An island is lost: begin again, if it is in the exchange."""
+        self._was_late.pop(island, None)
         return self.begin_again(f"island {island} is lost") if island in self._going else []
 
     def begin_again(self, reason: str) -> list[Output]:
