@@ -37,6 +37,7 @@ STAGES_TRIED_MAX = 64
 TIE = 1e-3
 FALLS = 1e-6  # the least part of its cost by which a change is better
 RANDOM_STARTS = 7
+GAPS, GAP = 4, 8.0  # between speeds of lines: so many of the widest, so many times, have a start above them
 REST = 256  # evaluations between two rests
 STALE = 3  # times the number of changes that there are: so many in a row that are no better end a climb
 AGAIN = 12  # climbs from random starts that find nothing better end the search of a cut
@@ -261,13 +262,22 @@ def _starts(pool: PeerPool, climber: _Climber) -> Iterator[list[list[int]]]:
     chain = {site: number for number, site in enumerate(_chain(pool))}
     near = sorted(file_order, key=lambda peer: (chain[peers[peer].site], peer))
     lines = [min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in peers]
-    quick = [peer for peer in fastest if lines[peer] >= median(lines)]
-    orders = [(file_order, True), (fastest, False), (quick, False), (near, True), (near, False)]
+    quick = [[peer for peer in fastest if lines[peer] >= least] for least in _least_lines(lines)]
+    orders = [(file_order, True), (fastest, False), *((some, False) for some in quick), (near, True), (near, False)]
     for number in range(RANDOM_STARTS):
         orders.append((_shuffled(pool, climber.rng, by_site=number % 2 == 0), number % 2 == 0))
     for order, in_rows in orders:
         if (dealt := _dealt(climber, order, in_rows=in_rows)) is not None:
             yield dealt
+
+
+def _least_lines(lines: Sequence[float]) -> list[float]:
+    """The slowest line of each start without slow lines: the median, and the line above each of the widest gaps.
+
+    No climb leads there: while others are as slow, to leave a slow machine out gains nothing.
+    """
+    gaps = sorted((low / high, high) for low, high in pairwise(sorted(set(lines))) if high >= GAP * low)
+    return list(dict.fromkeys((median(lines), *(line for _, line in gaps[:GAPS]))))
 
 
 def _by_stage(stages: int, stage_of: dict[int, int]) -> list[list[int]]:

@@ -20,7 +20,7 @@ from scheduler.planning.__main__ import cli
 from scheduler.planning.plan import Plan, document
 from scheduler.planning.planner import ABOVE_BOUND, again, plan_of
 from scheduler.planning.pool import PeerPool, PoolLink
-from scheduler.planning.search import Search
+from scheduler.planning.search import TIE, Search
 from scheduler.planning.table import headline, lines
 from swarm.errors import InvalidConfig, OutOfMemory, SwarmError
 from tests.support.pools import GIB, cities, equals, machine, planned_job, two_sites
@@ -78,6 +78,16 @@ def test_a_peer_is_left_out_with_the_reason() -> None:
     assert "left out: slow: its line of 100 kbit/s would lengthen averaging from " in told
     assert "left out: small: no stage fits, the smallest needs" in told
     assert "next best: " in told
+
+
+@pytest.mark.parametrize("slow", [(2e6,) * 5, (2e7, 2e7, 2e7, 2e6, 2e6), (2e6, 2.1e6, 2.2e6, 2.3e6, 2.4e6)])
+def test_machines_with_slow_lines_are_left_out_however_many_they_are(slow: tuple[float, ...]) -> None:
+    """Most of the machines had slow lines, and the plan used them: 80 tokens/s of 15,950 that the others alone make."""
+    fast = tuple(machine(f"fast-{number}") for number in range(3))
+    pool = PeerPool((*fast, *(machine(f"slow-{number}", line=line) for number, line in enumerate(slow))))
+    best = searched(pool, effort=500).found[0]
+    assert best.cost <= searched(PeerPool(fast), effort=500).found[0].cost * (1.0 + TIE)
+    assert {name for place in best.places for name in place} == {peer.name for peer in fast}
 
 
 def test_the_slowest_way_of_a_peer_is_named_and_a_title_once() -> None:
