@@ -14,18 +14,7 @@ from scheduler.jobs.job import Job
 from swarm.errors import NotAllowed, QuotaReached
 from swarm.pki.names import Role
 from swarm.types import JobState, PeerId
-from tests.support.scenes import (
-    Desk,
-    Run,
-    about_peer,
-    add_peer,
-    drained,
-    of_desk,
-    replayed,
-    resolved,
-    serves,
-    training,
-)
+from tests.support.scenes import Desk, Run, about_peer, add_peer, drained, of_desk, replayed, resolved, serves, training
 from tests.support.simulated import small_spec, stale
 
 

@@ -105,6 +105,20 @@ def test_a_job_stalls_at_once_if_those_who_made_an_exchange_are_lost_and_a_late_
     assert end.reason.endswith(" are lost, and no other has it yet")
 
 
+def test_a_job_stalls_at_once_if_those_who_made_an_exchange_are_lost_before_it_is_known_who_has_got_it() -> None:
+    """Behind a restart of the scheduler it waited for limits.no_progress_s, too."""
+    world = begun_world(Shape(islands=3, steps=12, patience=0.1))
+    world.play_until(lambda one: all(island.agreed > 3 for island in one.brain._roster.islands))
+    world.harm(Harmed(frozenset(peer for peer in world.replicas if not peer.startswith("i1")), math.inf))
+    world.play_until(lambda one: len(one.made[-1].late) == 2)
+    for peer, replica in world.replicas.items():
+        replica.is_free = peer.startswith(("i1", "i2-s1-1"))  # these do not come back, so island 2 settles last
+    world.restart()
+    world.finish()
+    (end,) = [one for one in world.history if isinstance(one, Ended)]
+    assert end.reason.endswith(" are lost, and no other has it yet")
+
+
 def test_a_job_of_which_all_islands_are_silent_waits_for_stage_servers() -> None:
     """It stood still as if it were at fault, and failed the third time that the scheduler was cut off from all."""
     world = begun_world(Shape(steps=40, patience=0.1, silence_s=60.0))

@@ -100,6 +100,8 @@ class IslandsBrain:
             decided += self._settle(now_s)
         if not self.is_over:
             decided += self._compare(now_s)
+        if not self.is_over and (gone := self._outer.gone()):
+            decided += self._end_by_loss(gone, now_s)
         if not self.is_over:
             decided += self._exchange(now_s)
         if not self.is_over and self._asked is not None:
@@ -554,11 +556,9 @@ class IslandsBrain:
         if island == self._evaluator:
             self._evaluator = min(self.present)
             decided += self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
-        return [*decided, *self._end_by_loss(gone, now_s)] if (gone := self._outer.gone()) else decided
+        return decided
 
     def _end_by_loss(self, told: str, now_s: float) -> list[Output]:
-        if self.is_over:
-            return []
         end = stopped_by_loss(told, self.settings.on_stall, self._told_to_stop)
         return self._end(end or Fail(PeerUnavailable.code, told, LOST_HINT), told, now_s)
 

@@ -463,9 +463,8 @@ class OuterSteps:
         made, roster = self.made, self._roster
         if made is None or made.whole or roster.is_unsettled:
             return ""
-        have = [
-            n for n in roster.present if roster.timelines[n] in made.islands or roster.islands[n].has_made(made.step)
-        ]
+        at_work = roster.at_work().values()
+        have = any(brain.settings.timeline in made.islands or brain.has_made(made.step) for brain in at_work)
         step = self._course.inner_steps(made.step)
         return "" if have else f"the islands that made the exchange after step {step} are lost, and no other has it yet"
 

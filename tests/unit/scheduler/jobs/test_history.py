@@ -74,13 +74,7 @@ async def test_steps_that_were_undone_are_not_told() -> None:
 
 @pytest.mark.parametrize(
     ("every", "after", "told"),
-    [
-        (25, 0, [25, 50, 75, 100, 107]),
-        (25, 100, [107]),
-        (107, 0, [107]),
-        (1000, 0, [107]),
-        (25, 107, []),
-    ],
+    [(25, 0, [25, 50, 75, 100, 107]), (25, 100, [107]), (107, 0, [107]), (1000, 0, [107]), (25, 107, [])],
 )
 async def test_each_so_many_th_step_and_the_newest_are_all_that_is_read(
     every: int, after: int, told: list[int]

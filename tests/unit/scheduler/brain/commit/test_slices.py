@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.commit.slices import (
-    ALIGNMENT,
-    apportion,
-    plan_round,
-    seconds_of,
-    shares_of,
-    squared_norms,
-)
+from scheduler.brain.commit.slices import ALIGNMENT, apportion, plan_round, seconds_of, shares_of, squared_norms
 from scheduler.brain.inputs import PeerGone, ReplicaRecord
 from scheduler.brain.outputs import Note
 from swarm.types import PeerId, RoundFault, set_digest

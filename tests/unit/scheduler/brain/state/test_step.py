@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.brain.state.links import Troubles
-from scheduler.brain.state.step import (
-    TRANSITIONS,
-    Phase,
-    StepEvent,
-    StepRun,
-    UnitAveraging,
-    may_write,
-)
+from scheduler.brain.state.step import TRANSITIONS, Phase, StepEvent, StepRun, UnitAveraging, may_write
 from swarm.types import PeerId, Round, UnitName
 from swarm.wire.messages import Averaged, Member
 
