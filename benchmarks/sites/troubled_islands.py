@@ -1,18 +1,18 @@
 """What islands keep of their speed in trouble: scenes of `benchmarks.models.islands` with the product's processes.
 
-    python -m benchmarks.sites.troubled_islands [--scenes "nothing;hangs"] [--ways auto] [--longer 8] [--save RUNS.json]
+    python -m benchmarks.sites.troubled_islands [--scenes "nothing;hangs"] [--ways auto] [--scale 0.2] [--save F]
 
     [scheduler] ── [lyon: a stage server]
              └──── slow link ──── [berlin: a stage server]          each in a network namespace
 
-Two islands of one stage server train a job with steps of 1.2 s and an exchange every 20 steps; in the last scene there
+Two islands of one stage server train a job with steps of 4 s and an exchange every 50 steps; in the last scene there
 are four of unequal speeds. Trouble comes to berlin from the second period on, as long and as often as in the model, in
 shares of a period. "before": equal leases, no overlap, no patience. "auto": leases that follow speed, patience as
 "auto" chooses, and an overlap of a tenth of a period. "allreduce": no islands, each step is averaged.
 
-With --longer 8 steps take eight times as long, the link carries an eighth, and trouble, limits and the wait for a
-replica that is gone are eight times as long. What does not grow, such as the time to see that a peer is not reached, is
-then as small beside a period as it is in a real job.
+With --scale 0.2 steps take a fifth of that, the link carries five times as much, and trouble, limits and the wait for a
+replica that is gone are a fifth as long. What does not shrink, such as the time to see that a peer is not reached, then
+takes more of a period than in a real job.
 
 "kept" is the share of the sum of all speeds that becomes tokens, by the scheduler's commit rows. Speeds are what the
 same stage servers have before, with nothing exchanged and no slow link, and less while berlin is slow or stopped; what
@@ -51,13 +51,13 @@ from tests.support.processes import Process
 
 PLACES = ("lyon", "berlin", "oslo", "porto")
 FAR = 1  # the site that trouble comes to
-MICROBATCHES, EVERY = 4, 20  # of an island's equal part of a step; steps between two exchanges
+MICROBATCHES, EVERY = 8, 50  # of an island's equal part of a step; steps between two exchanges
 FIRST = EVERY + 3  # steps that are not measured: a scheduler has no patience before it knows a period
-MORE, ALONE_STEPS = 2, 10
+MORE, ALONE_STEPS = EVERY, 10  # steps behind what is measured, as all islands are waited for at the end; of a speed
 WIDTH = 128
 SLOWER = 5.0
-GRACE_S, ROUND_S, NO_PROGRESS_S = 1.0, 12.0, 36.0
-RUN_S_MAX = 600.0
+GRACE_S, ROUND_S, NO_PROGRESS_S = 8.0, 100.0, 300.0
+RUN_S_MAX = 5000.0
 WAITS = 3
 
 
@@ -71,10 +71,10 @@ class Scene:
     each: float = math.inf
     begins: float = 0.7  # shortly before an exchange
     periods: int = 4  # that are measured
-    step_s: tuple[float, ...] = (1.2, 1.2)  # of an equal part of a step, by site
+    step_s: tuple[float, ...] = (4.0, 4.0)  # of an equal part of a step, by site
     overlap: int = EVERY // 10
-    link: str = "5.5:30"  # Mbit/s each way, and ms there and back: an exchange takes a fifteenth of a period
-    longer: float = 1.0
+    link: str = "0.66:100"  # Mbit/s each way, and ms there and back: an exchange takes a fifteenth of a period
+    scale: float = 1.0
 
     def is_on(self, at: float) -> bool:
         return bool(self.kind) and at >= self.begins and (at - self.begins) % self.each < self.lasts
@@ -82,7 +82,7 @@ class Scene:
     @property
     def period_s(self) -> float:
         """With leases that suit the speeds."""
-        return self.longer * EVERY * len(self.step_s) / sum(1 / each_s for each_s in self.step_s)
+        return self.scale * EVERY * len(self.step_s) / sum(1 / each_s for each_s in self.step_s)
 
     @property
     def factor(self) -> float:
@@ -98,7 +98,7 @@ SCENES = (
     Scene("the same, scheduler reached", "apart", 0.3, 1.5),
     Scene("stopped, 0.6 of 4.5 periods", "stopped", 0.6, 4.5),
     Scene("hangs", "stopped", math.inf, periods=2),
-    Scene("four", step_s=(0.35, 0.45, 0.91, 2.0), overlap=6, link="3.5:60", periods=2),
+    Scene("four", step_s=(0.58, 0.75, 1.51, 3.33), overlap=15, link="2:100", periods=20),
 )
 WAYS = ("before", "auto")  # and "allreduce"
 
@@ -176,8 +176,8 @@ class Troubled(Modelled):
     def __init__(self, folder: Path, relay: Relay, scene: Scene) -> None:
         super().__init__(folder, relay, argparse.Namespace(width=WIDTH, overlap=0))
         self._scene, self._islands = scene, len(scene.step_s)
-        self.scheduler_flags = ("--grace", f"{scene.longer * GRACE_S:g}")
-        self._run_s_max = scene.longer * RUN_S_MAX
+        self.scheduler_flags = ("--grace", f"{scene.scale * GRACE_S:g}")
+        self._run_s_max = scene.scale * RUN_S_MAX
         self.server_hosts = relay.hosts[1:]
         self.before_servers = [relay.at(host) for host in range(1, len(relay.hosts))]
 
@@ -186,14 +186,14 @@ class Troubled(Modelled):
             self.add_servers(1, "--site", place)
 
     def start_server(self, number: int, *flags: str, module: str = "") -> Process:
-        each_s = self._scene.longer * self._scene.step_s[number] / MICROBATCHES
+        each_s = self._scene.scale * self._scene.step_s[number] / MICROBATCHES
         program = f"{PROGRAM} --compute {each_s / 2:g} --step {OPTIMIZER_S:g} --harmed"
         return super(Sites, self).start_server(number, *flags, module=program)
 
     def slow(self, is_slow: bool) -> None:
         mbit_per_s, rtt_ms = map(float, self._scene.link.split(":")) if is_slow else (0.0, 0.0)
         for far in range(2, len(self.relay.hosts)):
-            self.relay.access(far, *[mbit_per_s / self._scene.longer * 1e6 / 8] * 2)
+            self.relay.access(far, *[mbit_per_s / self._scene.scale * 1e6 / 8] * 2)
             for host in range(far):
                 self.relay.between(host, far, delay_s=rtt_ms / 2e3)
 
@@ -211,13 +211,13 @@ class Troubled(Modelled):
                     self.relay.between(host, FAR + 1, cut=is_on)
 
     def job_of(self, steps: int, way: str, **outer: object) -> Job:
-        by_speed, longer = way == "auto", self._scene.longer
+        by_speed, scale = way == "auto", self._scene.scale
         same = partial(
             self.start,
             pipeline__stages=1,
             training__global_batch_sequences=self._islands * MICROBATCHES * SEQUENCES,
-            averaging__timeout_s=longer * ROUND_S,
-            limits__no_progress_s=longer * NO_PROGRESS_S,
+            averaging__timeout_s=scale * ROUND_S,
+            limits__no_progress_s=scale * NO_PROGRESS_S,
         )
         if way == "allreduce":
             return same(way, steps, {})
@@ -233,7 +233,7 @@ class Troubled(Modelled):
         """The site of each island, while the job is at work."""
         self.until_step(job, 1)
         numbers = {peer: number for number, peer in enumerate(self.servers)}
-        return {int(peer.island): numbers[peer.id] for peer in self.peers() if peer.job == job.id}
+        return {int(peer.island or 0): numbers[peer.id] for peer in self.peers() if peer.job == job.id}
 
     def rows(self, job: Job, site_of: Mapping[int, int]) -> list[Row]:
         with contextlib.closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as database:
@@ -324,15 +324,15 @@ def main() -> int:
     parser.add_argument("--scenes", default=";".join(scene.name for scene in SCENES), help="names, with ; between")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--save", type=Path, help="a JSON file that keeps what each run found")
-    parser.add_argument("--longer", type=float, default=1.0, help="steps, trouble and limits, so many times")
+    parser.add_argument("--scale", type=float, default=1.0, help="of steps, trouble and limits")
     options = parsed(parser)
     kept_runs, table, load = Kept(options.save), [], os.getloadavg()[0]
     for scene in SCENES:
         if scene.name not in options.scenes.split(";"):
             continue
         for way in options.ways.split(","):
-            at_length = replace(scene, longer=options.longer)
-            found = kept_runs.once(f"{scene.name}, {way}, {options.longer:g}", partial(run, at_length, way))
+            at_length = replace(scene, scale=options.scale)
+            found = kept_runs.once(f"{scene.name}, {way}, {options.scale:g}", partial(run, at_length, way))
             print(scene.name, way, found, file=sys.stderr, flush=True)
             table.append(shown(scene.name, way, found))
     show(COLUMNS, table)
