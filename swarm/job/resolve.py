@@ -340,7 +340,7 @@ def _fitted(spec: JobSpec, basis: Basis, cuts: _Cuts) -> tuple[JobSpec, str]:
         return cuts[key]
 
     def fitted(number: int, memories: Sequence[Memory], bare_ends: bool) -> JobSpec | None:
-        """What is tried, cut to fit."""
+        """The spec with a cut that fits the memory of the idle peers."""
         (chosen, fewest), split, most = tries[number], spec.pipeline.split, len(memories) // min_replicas
         if split == "auto":
             counts = [default] if fixed else stage_counts(spec.stages_max + 2 * bare_ends, default, most)

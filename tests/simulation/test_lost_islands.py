@@ -99,7 +99,7 @@ def test_a_job_stalls_at_once_if_those_who_made_an_exchange_are_lost_and_a_late_
     world.harm(Harmed(slow, math.inf))
     world.play_until(lambda one: bool(one.made[-1].late))
     world.lose(0, 0)
-    (end,) = [one for one in world.history if isinstance(one, Ended)]
+    (end,) = [event for event in world.history if isinstance(event, Ended)]
     assert end.state == "stalled"
     assert end.reason.startswith("the islands that made the exchange after step ")
     assert end.reason.endswith(" are lost, and no other has it yet")
@@ -115,7 +115,7 @@ def test_a_job_stalls_at_once_if_those_who_made_an_exchange_are_lost_before_it_i
         replica.is_free = peer.startswith(("i1", "i2-s1-1"))  # these do not come back, so island 2 settles last
     world.restart()
     world.finish()
-    (end,) = [one for one in world.history if isinstance(one, Ended)]
+    (end,) = [event for event in world.history if isinstance(event, Ended)]
     assert end.reason.endswith(" are lost, and no other has it yet")
 
 
