@@ -11,11 +11,10 @@ from statistics import mean
 from scheduler.planning.bound import Bound, CutBound
 from scheduler.planning.plan import Plan, Predicted, facts_hash, predicted_by_bound, rounded, spoken_s
 from scheduler.planning.play import RULES, Play, Played, workload
-from scheduler.planning.pool import PeerPool, PoolPeer, candidates
+from scheduler.planning.pool import PeerPool, PoolPeer
 from scheduler.planning.search import TIE, Placement, Search, basis_of
 from swarm.errors import InvalidConfig, OutOfMemory
 from swarm.job.partition import microbatch_tokens
-from swarm.job.placement import place
 from swarm.job.resolve import choose
 from swarm.job.spec import JobSpec, NarrowSection
 from swarm.text import bandwidth, counted
@@ -213,6 +212,9 @@ def _why_not(pool: PeerPool, facts: CutBound, numbers: Sequence[Sequence[int]], 
     if not able:
         least = min(facts.needs, key=lambda need: need.total_bytes)
         return f"no stage fits, the smallest needs {least.beside(peer.offer)}, it offers {peer.offer}"
+    replicas_max = facts.spec.limits.max_replicas
+    if sum(map(len, numbers)) == replicas_max * len(numbers):
+        return f"limits.max_replicas = {replicas_max} allows no more"
     with_it = {
         stage: facts.of([[*members, number] if at == stage else members for at, members in enumerate(numbers)])
         for stage in able
@@ -251,7 +253,7 @@ def _limits(best: Placement, plan: Plan) -> str:
 def _as_placed(pool: PeerPool, facts: CutBound, plan: Plan) -> str:
     """What a play shows where the scheduler places all peers, by what they measured of themselves."""
     stages, load = len(plan.split), workload(facts)
-    placed = place(candidates(pool.peers), stages, facts.spec.limits.min_replicas, facts.needs)
+    placed = load.placed(pool.peers)
     assert plan.predicted is not None
     if placed.plan is None:
         return f"the scheduler could not begin: {placed.reason}"

@@ -89,7 +89,8 @@ class Workload:
     def pending(self) -> PendingJob:
         """The job as it waits for idle peers, with the stages of all islands."""
         count, needs = self.job.island_count if self.job else 1, self.needs or (Memory(),) * len(self.work)
-        return PendingJob(JOB, needs * count, self.min_replicas, 0.0, islands=count)
+        most = len(needs) * count * self.job.limits.max_replicas if self.job else 0
+        return PendingJob(JOB, needs * count, self.min_replicas, 0.0, peers_max=most or None, islands=count)
 
     def placed(self, peers: Iterable[PoolPeer]) -> Decision[dict[PeerId, int]]:
         """Where a scheduler places idle peers when the job starts: on the stages of all islands, one by one."""
@@ -703,8 +704,10 @@ class Play:
                 return brain.where_to_join(peer, fits, self.now_s, sent, sites)
             return brain.where_to_join(peer, fits, self.now_s, sent)
 
-        job = ActiveJob(JOB, load.needs or (Memory(),) * stages, load.min_replicas, replicas, self._at_start, where)
-        for join in allocate(idle, idle, (), (job,), self._reservations.now(self.now_s)).joins:
+        moving, (needs, most) = self._reservations.now(self.now_s), (load.pending.needs, load.pending.peers_max)
+        room = None if most is None else max(0, most - len(here) - sum(name in moving for name in names))
+        job = ActiveJob(JOB, needs[:stages], load.min_replicas, replicas, self._at_start, where, room)
+        for join in allocate(idle, idle, (), (job,), moving).joins:
             self._reservations.end(join.peer)
             self._membership.assign(join.peer, JOB, join.stage, self.now_s)
             self.counts["joins"] += 1
@@ -784,8 +787,7 @@ class Play:
         self.counts["steps_done_again"] += len(self.committed_s) - self._kept
         del self.committed_s[self._kept :]
         self._forget(self._kept)
-        self._captured = self._kept
-        self._stalled = stopped.reason
+        self._captured, self._stalled = self._kept, stopped.reason
         self.reasons[stopped.reason] += 1
         self._rows.clear()
         self._rounds.clear()

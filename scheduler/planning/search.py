@@ -22,15 +22,16 @@ from statistics import median
 
 import numpy as np
 
+from scheduler.brain.fleet.allocation import PendingJob
 from scheduler.planning.bound import Array, Bound, CutBound
 from scheduler.planning.pool import PeerPool, candidates
 from swarm.errors import InvalidConfig, OutOfMemory, SwarmError
 from swarm.job.overlap import FleetSpeed
-from swarm.job.placement import place
 from swarm.job.resolve import END_OF_TEXT, Basis, choose
 from swarm.job.spec import JobSpec
 from swarm.limits import HOPS_MAX
 from swarm.text import counted
+from swarm.types import JobId, PeerId
 
 EFFORT = 20_000  # evaluations
 STAGES_TRIED_MAX = 64
@@ -63,6 +64,7 @@ class _Climber:
     facts: CutBound
     prices: Array | None
     min_replicas: int
+    peers_max: int
     rng: Random
     best: list[list[int]] = field(default_factory=list)
     cost: float = math.inf
@@ -77,6 +79,7 @@ class _Climber:
     def __post_init__(self) -> None:
         self.able = [holds.nonzero()[0].tolist() for holds in self.facts.holds]
         self.share = sum(1.0 / sum(1.0 / each for each in rates) for rates in self.facts.rate.tolist())
+        self.share *= min(1.0, self.peers_max / len(self.able))
 
     def take(self, state: _State) -> bool:
         """Keep the placement if it is the best so far and memory holds it; gives whether it is kept."""
@@ -200,9 +203,9 @@ class Search:
         ):
             return
         size = resolved.training.global_batch_sequences // resolved.training.microbatches
-        climber = _Climber(
-            facts, self._prices, spec.limits.min_replicas, Random(f"{self.seed}.{len(resolved.split)}.{size}")
-        )
+        limits, rng = spec.limits, Random(f"{self.seed}.{len(resolved.split)}.{size}")
+        peers_max = limits.max_replicas * len(resolved.split) or len(self.pool.peers)
+        climber = _Climber(facts, self._prices, limits.min_replicas, peers_max, rng)
         for start in _starts(self.pool, climber):
             climber.take(_State(climber, start))
         if climber.best:
@@ -222,6 +225,17 @@ def lighter_ways(spec: JobSpec, resolved: JobSpec) -> Iterator[JobSpec]:
             continue
         if spec.model.recompute in ("auto", recompute):
             yield spec.having("training", microbatch_sequences=size).having("model", recompute=recompute)
+
+
+def placed_as_it_starts(pool: PeerPool, facts: CutBound) -> list[list[int]] | None:
+    """The peers of each stage as a scheduler places them when the job starts with this cut; None if it cannot."""
+    limits, stages = facts.spec.limits, len(facts.split)
+    most = limits.max_replicas * stages or None
+    job = PendingJob(JobId("plan"), facts.needs, limits.min_replicas, 0.0, peers_max=most)
+    if (found := job.plan(candidates(pool.peers)).plan) is None:
+        return None
+    stage_of = [found.get(PeerId(peer.name)) for peer in pool.peers]
+    return [[peer for peer, at in enumerate(stage_of) if at == stage] for stage in range(stages)]
 
 
 def _too_few(peers: int, stages: int, min_replicas: int) -> InvalidConfig:
@@ -250,13 +264,10 @@ def _too_large(pool: PeerPool, facts: CutBound, min_replicas: int) -> SwarmError
 
 def _starts(pool: PeerPool, climber: _Climber) -> Iterator[list[list[int]]]:
     """Placements to begin with, each with enough replicas of every stage."""
-    facts, peers = climber.facts, pool.peers
-    stages = len(facts.split)
-    today = place(candidates(peers), stages, climber.min_replicas, facts.needs).plan
-    if today is None:
+    peers = pool.peers
+    if (today := placed_as_it_starts(pool, climber.facts)) is None:
         return
-    numbers = {peer.name: number for number, peer in enumerate(peers)}
-    yield _by_stage(stages, {numbers[name]: stage for name, stage in today.items()})
+    yield today
     file_order = list(range(len(peers)))
     fastest = sorted(file_order, key=lambda peer: (-peers[peer].speed, peer))
     chain = {site: number for number, site in enumerate(_chain(pool))}
@@ -278,10 +289,6 @@ def _least_lines(lines: Sequence[float]) -> list[float]:
     """
     gaps = sorted((low / high, high) for low, high in pairwise(sorted(set(lines))) if high >= GAP * low)
     return list(dict.fromkeys((median(lines), *(line for _, line in gaps[:GAPS]))))
-
-
-def _by_stage(stages: int, stage_of: dict[int, int]) -> list[list[int]]:
-    return [sorted(peer for peer, stage in stage_of.items() if stage == number) for number in range(stages)]
 
 
 def _shuffled(pool: PeerPool, rng: Random, *, by_site: bool) -> list[int]:
@@ -311,16 +318,14 @@ def _chain(pool: PeerPool) -> list[str]:
 
 def _dealt(climber: _Climber, order: Sequence[int], *, in_rows: bool) -> list[list[int]] | None:
     """The peers dealt in this order: in rows, one stage after the other, each to its share of what all compute; else
-    each to the stage that computes least so far. None if a stage gets too few."""
+    each to the stage that computes least so far. None if a stage gets too few. Nobody is dealt beyond `peers_max`."""
     stages = len(climber.facts.split)
     places: list[list[int]] = [[] for _ in range(stages)]
     have, at = [0.0] * stages, 0
-    for peer in order:
+    for peer in [peer for peer in order if climber.able[peer]][: climber.peers_max]:
         while in_rows and at < stages - 1 and have[at] >= climber.share and len(places[at]) >= climber.min_replicas:
             at += 1
         able = climber.able[peer]
-        if not able:
-            continue
         stage = at if in_rows and at in able else min(able, key=have.__getitem__)
         places[stage].append(peer)
         have[stage] += float(climber.facts.rate[peer, stage])
@@ -385,7 +390,8 @@ class _State:
         if kind < 0.1 and self.out:
             into = rng.choice(self.out)
             left = [other for other in self.out if other != into]
-            if kind < 0.05 and holds[into, b]:
+            has_room = sum(map(len, self.places)) < self._climber.peers_max
+            if kind < 0.05 and has_room and holds[into, b]:
                 return {b: [*self.places[b], into]}, left
             if holds[into, a]:
                 return {a: [*rest, into]}, [*left, peer]

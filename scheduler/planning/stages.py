@@ -14,14 +14,12 @@ import math
 from dataclasses import dataclass, replace
 
 from scheduler.planning.bound import CutBound
-from scheduler.planning.pool import PeerPool, candidates
-from scheduler.planning.search import STAGES_TRIED_MAX, TIE, lighter_ways
+from scheduler.planning.pool import PeerPool
+from scheduler.planning.search import STAGES_TRIED_MAX, TIE, lighter_ways, placed_as_it_starts
 from swarm.errors import SwarmError
-from swarm.job.placement import place
 from swarm.job.resolve import Basis, Chooser, choice_text, choose, chooser
 from swarm.job.spec import JobSpec
 from swarm.limits import HOPS_MAX
-from swarm.types import PeerId
 
 WORTH = 1.6  # times the speed of the rule's number, by the bound
 LIGHTER = 1.2  # times the speed of the best number with the microbatches of resolve.py
@@ -83,9 +81,5 @@ def _step_s(resolved: JobSpec, pool: PeerPool, asked: int, most_s: float) -> flo
     facts = CutBound(pool, resolved)
     if facts.least_step_s() >= most_s:
         return math.inf
-    placed = place(candidates(pool.peers), stages, resolved.limits.min_replicas, facts.needs).plan
-    if placed is None:
-        return math.inf
-    members = [[at for at, peer in enumerate(pool.peers) if placed.get(PeerId(peer.name)) == stage]
-               for stage in range(stages)]  # fmt: skip
-    return facts.of(members).step_s
+    placed = placed_as_it_starts(pool, facts)
+    return math.inf if placed is None else facts.of(placed).step_s

@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 from client.records import Peer
 from client.verbs.peers import pool_lines
 from scheduler.planning.__main__ import cli
+from scheduler.planning.bound import CutBound
 from scheduler.planning.plan import Plan, document
 from scheduler.planning.planner import ABOVE_BOUND, again, plan_of
+from scheduler.planning.play import Play, PlayRules, workload
 from scheduler.planning.pool import PeerPool, PoolLink
 from scheduler.planning.search import TIE, Search
 from scheduler.planning.table import headline, lines
@@ -168,6 +170,25 @@ def test_by_price_dear_peers_are_left_out() -> None:
     assert for_money == sorted(for_money, reverse=True)
     with pytest.raises(InvalidConfig, match="peer p4 has no price"):
         searched(PeerPool((*equals(4).peers, replace(machine("p4"), price_per_hour=None))), by_price=True)
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (2, 2)])
+def test_no_stage_server_is_planned_or_played_beyond_those_that_the_job_takes(stages: int, replicas: int) -> None:
+    """Of 8 machines a job with limits.max_replicas = 1 and two stages was planned for all, and gets two."""
+    job = planned_job(4, pipeline={"stages": stages}, limits={"max_replicas": replicas})
+    search = Search(equals(), job, effort=100)
+    for _ in search.run():
+        pass
+    plan, most = planned(search), stages * replicas
+    assert len(plan.peers) == most
+    assert any(f"limits.max_replicas = {replicas} allows no more" in reason for reason in plan.reasons)
+    load = workload(CutBound(search.pool, search.found[0].spec))
+    placed = load.placed(search.pool.peers).plan
+    assert placed is not None
+    assert len(placed) == most
+    play = Play(search.pool, plan, load, PlayRules(warm_up=1, measured=1))
+    play.run()
+    assert play.counts["joins"] == 0
 
 
 def test_another_plan_is_judged_by_the_facts_of_now() -> None:
