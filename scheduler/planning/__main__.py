@@ -87,12 +87,17 @@ def plan(
     if picture is not None:
         _check_writable(picture)
     before = _plan_to_compare(compare, pool, spec)
-    if spec.has_outer_steps:
-        chosen, is_stopped = _run_islands(pool, spec)
-    else:
-        chosen, is_stopped = _run(Search(pool, spec, seed=seed, effort=effort, by_price=by == "price"))
-        if not is_stopped and by == "speed":
-            chosen, is_stopped = _with_advice(pool, spec, chosen)
+    try:
+        if spec.has_outer_steps:
+            chosen = islands.best(pool, spec, say=_say)
+        else:
+            chosen = _found(Search(pool, spec, seed=seed, effort=effort, by_price=by == "price"))
+            if not chosen.is_stopped and by == "speed":
+                chosen = _with_advice(pool, spec, chosen)
+        if before is not None and not chosen.is_stopped:
+            chosen = _compared(pool, spec, compare, before, chosen)
+    finally:
+        _say("")
     resolved = cut_as(pool, spec, chosen)
     if output == "json":
         print(json.dumps(document(chosen, spec.name), indent=2))
@@ -100,9 +105,7 @@ def plan(
         print(*lines(pool, resolved, chosen), sep="\n")
     if picture is not None:
         _write(picture, drawing(pool, resolved, chosen))
-    if before is not None:
-        _say_compared(pool, spec, compare, before, chosen)
-    if is_stopped:
+    if chosen.is_stopped:
         raise typer.Exit(INTERRUPTED)
 
 
@@ -122,11 +125,8 @@ def _known(scheduler: str, profile: str) -> PeerPool:
     return read_pool(Path("swarm peers pool"), done.stdout)
 
 
-def _run(search: Search) -> tuple[Plan, bool]:
-    """The plan after a search and plays; after Ctrl-C that of what was found so far, by the bound, and True.
-
-    Progress goes to a terminal.
-    """
+def _found(search: Search) -> Plan:
+    """The plan after a search and plays, or after Ctrl-C the best so far. Progress goes to a terminal."""
     said_s = time.monotonic()
     try:
         for _ in search.run():
@@ -134,38 +134,21 @@ def _run(search: Search) -> tuple[Plan, bool]:
                 said_s = time.monotonic()
                 _say(f"planning: {search.spent} of {search.effort} placements")
         _say("playing the best plans")
-        return plan_of(search), False
     except KeyboardInterrupt:
         if not search.found:
             raise
-        plan = plan_of(search, plays=False)
-        told = ("stopped: before the best plans were played",) if search.is_done else ()
-        return replace(plan, reasons=(*plan.reasons, *told)), True
-    finally:
-        _say("")
+    return plan_of(search, plays=search.is_done)
 
 
-def _run_islands(pool: PeerPool, spec: JobSpec) -> tuple[Plan, bool]:
-    """The plan of a job with islands; after Ctrl-C the best by the bound, and True."""
-    try:
-        return islands.best(pool, spec, say=_say), False
-    except KeyboardInterrupt:
-        return islands.best(pool, spec, plays=False), True
-    finally:
-        _say("")
-
-
-def _with_advice(pool: PeerPool, spec: JobSpec, chosen: Plan) -> tuple[Plan, bool]:
-    """The plan with what islands would bring; after Ctrl-C the plan as it is, and True."""
+def _with_advice(pool: PeerPool, spec: JobSpec, chosen: Plan) -> Plan:
+    """The plan with what islands would bring."""
     _say("comparing with islands")
+    first, *others = chosen.reasons
     try:
         told = islands.beside(pool, spec, chosen)
     except KeyboardInterrupt:
-        return chosen, True
-    finally:
-        _say("")
-    first, *others = chosen.reasons
-    return replace(chosen, reasons=(first, f"islands: {told}", *others)) if told else chosen, False
+        return replace(chosen, reasons=(*chosen.reasons, "stopped: before islands were compared"))
+    return replace(chosen, reasons=(first, f"islands: {told}", *others)) if told else chosen
 
 
 def _say(text: str) -> None:
@@ -215,10 +198,15 @@ def _plan_to_compare(path: Path | None, pool: PeerPool, spec: JobSpec) -> Plan |
         raise
 
 
-def _say_compared(pool: PeerPool, spec: JobSpec, path: Path | None, before: Plan, chosen: Plan) -> None:
+def _compared(pool: PeerPool, spec: JobSpec, path: Path | None, before: Plan, chosen: Plan) -> Plan:
+    """The plan with how much better it is than the one before."""
     assert chosen.predicted is not None
     play = islands.played if spec.has_outer_steps else planner.played
-    then = play(pool, spec, before) if chosen.predicted.by == "played" else before
+    _say(f"playing {path}")
+    try:
+        then = play(pool, spec, before) if chosen.predicted.by == "played" else before
+    except KeyboardInterrupt:
+        return replace(chosen, reasons=(*chosen.reasons, f"stopped: before {path} was played"))
     assert then.predicted is not None
     moved = sum(
         name not in chosen.places[stage] if stage < len(chosen.places) else True
@@ -226,11 +214,11 @@ def _say_compared(pool: PeerPool, spec: JobSpec, path: Path | None, before: Plan
         for name in place
     )
     more = 100.0 * (chosen.predicted.tokens_per_s / then.predicted.tokens_per_s - 1.0)
-    print(
-        f"compared  {path}: {counted(len(then.places), 'stage')}, {then.predicted.tokens_per_s:,.0f} tokens/s; "
-        f"this plan {more:+.0f} %, with {counted(moved, 'peer')} elsewhere",
-        file=sys.stderr,
+    told = (
+        f"compared: {path}: {counted(len(then.places), 'stage')}, {then.predicted.tokens_per_s:,.0f} tokens/s; "
+        f"this plan {more:+.0f} %, with {counted(moved, 'peer')} elsewhere"
     )
+    return replace(chosen, reasons=(*chosen.reasons, told))
 
 
 if __name__ == "__main__":

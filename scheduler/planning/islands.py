@@ -48,18 +48,22 @@ WORTH = 1.3  # times as fast: then what islands cost in loss may be worth it
 def best(pool: PeerPool, spec: JobSpec, *, plays: bool = True, say: Callable[[str], None] = lambda text: None) -> Plan:
     """The plan of a job with islands; InvalidConfig, or what a scheduler would refuse it with.
 
-    Without `plays` it is the best by the bound. `say` hears what is played.
+    Without `plays` it is the best by the bound. `say` hears what is played. After a KeyboardInterrupt it is the best of
+    those that were played, if any was.
     """
-    plans = _bounded(pool, spec)
-    for number, plan in enumerate(plans[: PLAYED_MAX if plays else 0]):
-        if number and (_cost(plan) > min(map(_cost, plans[:number])) or _is_long(pool, spec, plan)):
-            break  # neither this nor a later one is better by the bound, or it takes too long to know
-        say(f"playing {plan.islands} islands of {counted(len(plan.split), 'stage')}")
-        plans[number] = played(pool, spec, plan)
+    plans, stopped = _bounded(pool, spec), tuple[str, ...]()
+    try:
+        for number, plan in enumerate(plans[: PLAYED_MAX if plays else 0]):
+            if number and (_cost(plan) > min(map(_cost, plans[:number])) or _is_long(pool, spec, plan)):
+                break  # neither this nor a later one is better by the bound, or it takes too long to know
+            say(f"playing {plan.islands} islands of {counted(len(plan.split), 'stage')}")
+            plans[number] = played(pool, spec, plan)
+    except KeyboardInterrupt:
+        stopped = (f"stopped: before the plan of {counted(len(plan.split), 'stage')} was played",)
     chosen, *others = sorted(plans, key=lambda plan: (_is_by_bound(plan), _cost(plan)))
     told = [f"{counted(len(plan.split), 'stage')} {_told(plan)}" for plan in others[:NEXT_MAX]]
     return replace(chosen, reasons=(*chosen.reasons, *([f"next best: {'; '.join(told)}"] if told else []),
-                                    *(f"assumed: {text}" for text in pool.assumed)))  # fmt: skip
+                                    *(f"assumed: {text}" for text in pool.assumed), *stopped))  # fmt: skip
 
 
 def beside(pool: PeerPool, spec: JobSpec, chosen: Plan) -> str:

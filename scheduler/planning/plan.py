@@ -63,6 +63,11 @@ class Plan:
         return len(self.places) // len(self.split)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether Ctrl-C ended the planning."""
+        return any(reason.startswith("stopped: ") for reason in self.reasons)
+
+    @property
     def peers(self) -> frozenset[str]:
         return frozenset(name for place in self.places for name in place)
 

@@ -36,31 +36,29 @@ AVERAGING_GROWS = 1.1  # by a peer: then its line is the reason why it is left o
 def plan_of(search: Search, *, plays: bool = True) -> Plan:
     """The plan of what a search found so far, which must be something.
 
-    With `plays` the best are played, as long as the next could be faster by its bound's least: a few steps each, or
-    fewer once it must be slower, and then on, whichever is the best so far, until the best has been played with all
-    seeds.
+    With `plays` the best are played. After a KeyboardInterrupt it is the best of those that were played, if any was.
     """
     found = search.found
     plans = [
         _plan(search.pool, search.spec, CutBound(search.pool, placement.spec), placement.places) for placement in found
     ]
     costs = [_cost(plan, by_price=search.by_price) for plan in plans]  # by the bound, the least first
-    shown, looks = costs, list[Iterator[Plan]]()
-    if plays:
-        shown = []
-        for number, plan in enumerate(plans[: PLAYS_MAX if len(search.pool.peers) <= LARGE else 1]):
-            least = costs[number] * found[number].bound.least_s / found[number].bound.step_s
-            if number >= PLAYS_MIN and least > min(shown) * (1.0 + ABOVE_BOUND):
-                break  # it cannot be better, and a later one is less likely to be
-            slower = min(shown, default=math.inf) / costs[number] * (1.0 + ABOVE_BOUND) if costs[number] else math.inf
-            looks.append(_looks(search.pool, search.spec, plan, slower))
-            plans[number] = next(looks[number])
-            is_slower = plans[number].predicted.by == "below"  # type: ignore[union-attr]
-            shown.append(math.inf if is_slower else _cost(plans[number], by_price=search.by_price))
+    shown, placed, advice, stopped = list[float](), "", "", ""
+    try:
+        if plays:
+            _play_best(search, found, plans, costs, shown)
+            stopped = "before the scheduler's own placement was played"
+            first = _first(shown)
+            facts = CutBound(search.pool, found[first].spec)
+            placed = _as_placed(search.pool, facts, plans[first])
+            advice = _narrow(search.pool, facts, plans[first])
+            stopped = ""
+    except KeyboardInterrupt:
+        stopped = stopped or ("amid the plays of the best plans" if shown else "before the best plans were played")
+    if not search.is_done:
+        stopped = f"after {search.spent} of {counted(search.effort, 'placement')}"
+    shown = shown or costs
     first = _first(shown)
-    while plays and (plan := next(looks[first], plans[first])) is not plans[first]:
-        plans[first], shown[first] = plan, _cost(plan, by_price=search.by_price)
-        first = _first(shown)
     above_bound = shown[first] / costs[first] if costs[first] else 1.0
     best, plan = found[first], plans.pop(first)
     facts = CutBound(search.pool, best.spec)
@@ -70,37 +68,52 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
     if alone := [str(stage) for stage, place in enumerate(best.places) if not place[1:]]:
         where = f"stage {', '.join(alone)}" if len(alone) < len(best.places) else "each stage"
         reasons.append(f"alone: one replica at {where}; limits.min_replicas = 2 plans for a loss")
-    if plays:
-        reasons.append(f"as placed: {_as_placed(search.pool, facts, plan)}")
+    reasons += [f"as placed: {placed}"] if placed else []
     reasons += (f"left out: {text}" for text in _left_out(search.pool, facts, best))
     plans.sort(key=lambda other: _cost(other, by_price=search.by_price)
                * (above_bound if other.predicted is not None and other.predicted.by == "bound" else 1.0))  # fmt: skip
     others = [*(_told(other, plan, by_price=search.by_price) for other in plans[:NEXT_MAX]), *_refused(search)]
     reasons += [f"next best: {'; '.join(others)}"] if others else []
-    if plays and (advice := _narrow(search.pool, facts, plan)):
-        reasons.append(f"narrow: {advice}")
+    reasons += [f"narrow: {advice}"] if advice else []
     reasons += (f"assumed: {text}" for text in search.pool.assumed)
-    if not search.is_done:
-        reasons.append(f"stopped: after {search.spent} of {counted(search.effort, 'placement')}")
+    reasons += [f"stopped: {stopped}"] if stopped else []
     return replace(plan, reasons=tuple(reasons), seed=search.seed)
 
 
+def _play_best(
+    search: Search, found: Sequence[Placement], plans: list[Plan], costs: Sequence[float], shown: list[float]
+) -> None:
+    """Play the best plans, as long as the next could be faster by its bound's least: a few steps each, or fewer once it
+    must be slower, and then on, whichever is the best so far, until the best has been played with all seeds.
+
+    What a play shows stands in `plans` at once, and its cost in `shown`.
+    """
+    looks = list[Iterator[Plan]]()
+    for number, plan in enumerate(plans[: PLAYS_MAX if len(search.pool.peers) <= LARGE else 1]):
+        least = costs[number] * found[number].bound.least_s / found[number].bound.step_s
+        if number >= PLAYS_MIN and least > min(shown) * (1.0 + ABOVE_BOUND):
+            break  # it cannot be better, and a later one is less likely to be
+        slower = min(shown, default=math.inf) / costs[number] * (1.0 + ABOVE_BOUND) if costs[number] else math.inf
+        looks.append(_looks(search.pool, search.spec, plan, slower))
+        plans[number] = next(looks[number])
+        is_slower = plans[number].predicted.by == "below"  # type: ignore[union-attr]
+        shown.append(math.inf if is_slower else _cost(plans[number], by_price=search.by_price))
+    first = _first(shown)
+    while (plan := next(looks[first], plans[first])) is not plans[first]:
+        plans[first], shown[first] = plan, _cost(plan, by_price=search.by_price)
+        first = _first(shown)
+
+
 def cut_as(pool: PeerPool, spec: JobSpec, plan: Plan) -> JobSpec:
-    """The job resolved with the cut of a plan; InvalidConfig if that is of another model."""
-    if sum(plan.split) != spec.layers:
-        raise InvalidConfig(
-            f"the plan is of a model of {counted(sum(plan.split), 'layer')}, this job has {spec.layers}",
-            hint="compare plans of one job",
-        )
+    """The job resolved with the cut of a plan."""
     shaped = spec.having("pipeline", split=plan.split, stages=len(plan.split), overlap=plan.overlap)
     shaped = shaped.having("training", microbatch_sequences=plan.microbatch_sequences)
     return choose(shaped.having("model", recompute=plan.recompute), basis_of(pool, spec))[0]
 
 
 def again(pool: PeerPool, spec: JobSpec, before: Plan) -> Plan:
-    """Another plan with the facts of now, without peers that are gone; InvalidConfig if a stage has too few left.
-
-    InvalidConfig, too, if the plan has islands.
+    """Another plan with the facts of now, without peers that are gone; InvalidConfig if a stage has too few left, or if
+    the plan has islands.
     """
     cut = cut_as(pool, spec, before)
     if before.islands != 1:
