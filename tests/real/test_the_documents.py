@@ -410,7 +410,7 @@ def test_the_page_about_planning(reader: Reader) -> None:
     reader.types(f"{example} --set averaging.mode=diloco", few)
     reader.passes_all(LEFT_OUT)
     shutil.copytree(folder, reader.folder, dirs_exist_ok=True)
-    simulated = "swarm simulate job.toml --pool pool.toml --hours 4 --churn 0.2 --compare pipeline.overlap=0"
+    simulated = "swarm simulate job.toml --pool pool.toml --hours 4 --churn 0.2 --also pipeline.overlap=0"
     reader.types(simulated, where={"--hours 4": "--hours 0.02"})
     reader.passes_all(LEFT_OUT)
     reader.closes()

@@ -135,9 +135,9 @@ def simulate(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
     ] = None,
-    compare: Annotated[
+    also: Annotated[
         list[str] | None,
-        typer.Option("--compare", metavar="KEY=VALUE", help="Simulate the job also with this value changed."),
+        typer.Option("--also", metavar="KEY=VALUE", help="Simulate the job also with this value changed."),
     ] = None,
     output: Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="json: the figures.")] = "table",
 ) -> None:
@@ -147,17 +147,16 @@ def simulate(
     """
     if trace_file is not None and churn:
         raise UsageError("--trace and --churn: deaths come from one of them", hint="leave one out")
-    compared = compare or []
-    for change, times in Counter(compared).items():
+    for change, times in Counter(also := also or []).items():
         key, equals, _ = change.partition("=")
         if not equals or not all(key.strip().split(".")):
-            hint = "for example: --compare pipeline.overlap=0"
-            raise UsageError(f'--compare needs KEY=VALUE, got "{change}"', hint=hint)
+            hint = "for example: --also pipeline.overlap=0"
+            raise UsageError(f'--also needs KEY=VALUE, got "{change}"', hint=hint)
         if times > 1:
-            raise UsageError(f"--compare {change} is given {counted(times, 'time')}", hint="give it once")
+            raise UsageError(f"--also {change} is given {counted(times, 'time')}", hint="give it once")
     pool = read_pool(pool_file)
     trace = Churn(pool, churn, seed) if trace_file is None else read_trace(trace_file, pool)
-    changes = [[], *([change] for change in compared)]
+    changes = [[], *([change] for change in also)]
     planned, cut_as = None, dict[str, object]()
     if plan_file is not None:
         planned = read_plan(plan_file, ground(load_job(file, overrides or ())))
@@ -167,7 +166,7 @@ def simulate(
     specs = [ground(load_job(file, [*shared, *change])) for change in changes]
     ways = [simulation(pool, spec, trace, seed, planned) for spec in specs]
     runs: dict[str, dict[str, Any]] = {}
-    for name, way in zip((file.name, *compared), ways, strict=True):
+    for name, way in zip((file.name, *also), ways, strict=True):
         runs[name] = way.run(hours, _progress(hours))
         if runs[name]["hours"] < rounded(hours):
             break  # Ctrl-C: what is known so far

@@ -57,7 +57,7 @@ def read(folder: Path, *lines: str, pool: PeerPool | None = None) -> Sequence[ob
 
 
 def test_deaths_and_a_changed_value_stand_beside_each_other(tmp_path: Path) -> None:
-    flags = ("--hours", "0.5", "--churn", "4", "--compare", "pipeline.stages=1", "-o", "json")
+    flags = ("--hours", "0.5", "--churn", "4", "--also", "pipeline.stages=1", "-o", "json")
     text = simulated(tmp_path, *flags)
     assert text == simulated(tmp_path, *flags), "nothing is drawn that the seed does not say"
     document = json.loads(text)
@@ -158,8 +158,8 @@ def test_a_play_in_which_no_step_is_finished_says_so(tmp_path: Path) -> None:
     ("flags", "told"),
     [
         (("--churn", "1", "--trace", "x"), "deaths come from one of them"),
-        (("--compare", "pipeline"), '--compare needs KEY=VALUE, got "pipeline"'),
-        (("--compare", "pipeline.stages=1") * 2, "--compare pipeline.stages=1 is given 2 times"),
+        (("--also", "pipeline"), '--also needs KEY=VALUE, got "pipeline"'),
+        (("--also", "pipeline.stages=1") * 2, "--also pipeline.stages=1 is given 2 times"),
         (("--set", "pipeline.stages=6", "--set", "limits.min_replicas=2"), "the job cannot begin"),
         (("--trace", "nothing.jsonl"), "there is no file"),
         (("--plan", "PLAN", "--set", "name=u"), r"is a plan of job t, not of u"),
