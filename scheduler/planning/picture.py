@@ -10,7 +10,7 @@ paper.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
@@ -26,7 +26,8 @@ from scheduler.planning.table import headline
 from swarm.job.spec import JobSpec
 
 LANES_MAX, LANE, BINS = 32, 18, 240  # lanes of replicas; pixels of each; moments of the step that are told apart
-WIDTH, LEFT, TOP, TALL = 960, 16, 92, 300
+WIDTH, LEFT, TOP, TALL = 960, 16, 92, 300  # TOP: with one row of sites
+SITES_WIDE, SITE_WIDE, SITE_TALL, SITE_NAME_MAX = 8, 116, 18, 13  # sites in a row; pixels of each; letters of a name
 NAMED_WIDE, NAMED_TALL = 62, 13  # of a block in which its peer's name has room
 HUES = ("#9cc2ff", "#ffc59e", "#a7e3b8", "#f5b5d0", "#e3d48a", "#c9b6f5", "#9adbe0", "#d0c4b8")
 STYLE = """
@@ -46,37 +47,50 @@ def picture(pool: PeerPool, spec: JobSpec, plan: Plan) -> str:
     shape, _, second = headline(pool, plan).partition(": ")
     first, details = shape.partition(",")[0], shape.rpartition(", ")[2]
     facts = CutBound(pool, spec)
-    lanes = _lanes(pool, facts, plan)
-    height = TOP + TALL + 62 + LANE * (lanes.count("\n") // 2) + 24
+    sites = sorted({pool.peer(name).site for name in plan.peers})
+    base = TOP + (len(sites) - 1) // SITES_WIDE * SITE_TALL + TALL
+    lanes = _lanes(pool, facts, plan, base)
+    height = base + 62 + LANE * (lanes.count("\n") // 2) + 24
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'role="img" font-family="system-ui, \'DejaVu Sans\', Helvetica, Arial, sans-serif" font-size="13">\n'
         f"<title>{escape(first)}</title>\n<style>{STYLE}</style>\n"
         f'<rect class="paper" width="{WIDTH}" height="{height}"/>\n'
         f"{_text(LEFT, 24, first, 'text', 600)}{_text(LEFT, 44, f'{details}: {second}', 'text')}"
-        + "".join(_columns(pool, facts, plan))
+        + "".join(_legend(sites if sites != [""] else []))
+        + "".join(_columns(pool, facts, plan, sites, base))
         + lanes
         + "</svg>\n"
     )
 
 
-def _columns(pool: PeerPool, facts: CutBound, plan: Plan) -> Iterator[str]:
+def _legend(sites: Sequence[str]) -> Iterator[str]:
+    for at, site in enumerate(sites):
+        row, column = divmod(at, SITES_WIDE)
+        x, y = LEFT + column * SITE_WIDE, 58 + row * SITE_TALL
+        yield f'<rect class="block" x="{x}" y="{y}" width="12" height="12" rx="2" fill="{_hue(at)}"/>\n'
+        yield _text(x + 18, y + 11, site[:SITE_NAME_MAX], "quiet")
+
+
+def _hue(site: int) -> str:
+    """The colour of a site; those of each next row are darker."""
+    row, column = divmod(site, SITES_WIDE)
+    parts = (int(0.8**row * int(HUES[column][at : at + 2], 16)) for at in (1, 3, 5))
+    return f"#{''.join(f'{part:02x}' for part in parts)}"
+
+
+def _columns(pool: PeerPool, facts: CutBound, plan: Plan, sites: Sequence[str], base: int) -> Iterator[str]:
     numbers = numbers_of(pool, plan.places)
-    sites = sorted({pool.peers[one].site for members in numbers for one in members})
-    for at, site in enumerate(sites if sites != [""] else []):
-        x = LEFT + at % len(HUES) * 116
-        yield f'<rect class="block" x="{x}" y="58" width="12" height="12" rx="2" fill="{HUES[at % len(HUES)]}"/>\n'
-        yield _text(x + 18, 69, site, "quiet")
     rates = [[(float(facts.rate[one, stage]), one) for one in members] for stage, members in enumerate(numbers)]
     scale = TALL / max(sum(rate for rate, _ in column) for column in rates)
     wide = (WIDTH - 2 * LEFT) / len(rates)
-    base, is_narrow = TOP + TALL, wide < NAMED_WIDE
+    is_narrow = wide < NAMED_WIDE
     for stage, column in enumerate(rates):
         start, y = LEFT + stage * wide, float(base)
         for rate, one in sorted(column, key=lambda pair: (pool.peers[pair[1]].site, -pair[0], pair[1])):
             peer, tall = pool.peers[one], rate * scale
             y -= tall
-            hue = HUES[sites.index(peer.site) % len(HUES)]
+            hue = _hue(sites.index(peer.site))
             yield (
                 f'<rect class="block" x="{start + 2:.1f}" y="{y:.1f}" width="{wide - 4:.1f}" height="{tall:.1f}" '
                 f'fill="{hue}"><title>{escape(peer.name)}: {rate:.3g} microbatches/s</title></rect>\n'
@@ -106,7 +120,7 @@ class WatchedPlay(Play):
         super().computed(turn, part, seconds, wait_s)
 
 
-def _lanes(pool: PeerPool, facts: CutBound, plan: Plan) -> str:
+def _lanes(pool: PeerPool, facts: CutBound, plan: Plan, base: int) -> str:
     """A played step, once steps follow each other evenly: two lines of SVG for each lane."""
     play = WatchedPlay(pool, plan, workload(facts), replace(RULES, warm_up=2, measured=2))
     play.run()
@@ -121,20 +135,20 @@ def _lanes(pool: PeerPool, facts: CutBound, plan: Plan) -> str:
         for moment in range(int(first), int(last) + 1):
             part = min(last, moment + 1.0) - max(first, float(moment))
             busy[at[name], moment] += part / len(lanes[at[name]][1])
-    left, top = LEFT + 110, TOP + TALL + 72
+    left, top = LEFT + 110, base + 72
     wide = (WIDTH - LEFT - left) / BINS
     filled = "filled while it computes" if len(lanes) > len(plan.places) else "filled as far as its replicas compute"
     drawn = [_text(LEFT, top, f"a step as it is played, {end - begin:.3g} s from left to right; {filled}", "quiet")]
     for number, (name, _) in enumerate(lanes):
-        base = top + 8 + LANE * (number + 1)
-        path, level = f"M{left} {base}", 0.0
+        foot = top + 8 + LANE * (number + 1)
+        path, level = f"M{left} {foot}", 0.0
         for moment in range(BINS):
             share = round(8 * min(1.0, busy[number, moment])) / 8
             if share != level:
-                path, level = f"{path}H{left + moment * wide:.0f}V{base - (LANE - 3) * share:.0f}", share
-        drawn.append(_text(LEFT, base - 4, name[:16], "quiet"))
-        lane = f'<rect class="lane" x="{left}" y="{base - LANE + 3}" width="{wide * BINS:.0f}" height="{LANE - 3}"/>'
-        drawn.append(f'{lane}<path class="busy" d="{path}H{left + wide * BINS:.0f}V{base}Z"/>\n')
+                path, level = f"{path}H{left + moment * wide:.0f}V{foot - (LANE - 3) * share:.0f}", share
+        drawn.append(_text(LEFT, foot - 4, name[:16], "quiet"))
+        lane = f'<rect class="lane" x="{left}" y="{foot - LANE + 3}" width="{wide * BINS:.0f}" height="{LANE - 3}"/>'
+        drawn.append(f'{lane}<path class="busy" d="{path}H{left + wide * BINS:.0f}V{foot}Z"/>\n')
     return "".join(drawn)
 
 

@@ -56,9 +56,7 @@ COVERED_BY = {
     "property/test_long_json.py": ("swarm/long_json",),
     "property/test_bulk_windows.py": ("swarm/rpc/window",),
     "property/test_rpc_frames.py": ("swarm/rpc/links/frames",),
-    "unit/scheduler/planning/test_planner.py": (
-        *("scheduler/planning/search", "scheduler/planning/table", "scheduler/planning/picture"),
-    ),
+    "unit/scheduler/planning/test_planner.py": ("scheduler/planning/search", "scheduler/planning/table"),
     "security/test_relay.py": (
         *(
             "swarm/relay/metrics",
