@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -17,10 +19,11 @@ from scheduler.planning.play import Play, PlayRules, workload
 from scheduler.planning.pool import PeerPool, candidates
 from scheduler.planning.search import basis_of
 from scheduler.planning.stages import LIGHTER, WORTH, cut_of
+from swarm.errors import SwarmError
 from swarm.job.placement import place
-from swarm.job.resolve import Basis, choose
+from swarm.job.resolve import Basis, choose, chooser
 from swarm.job.spec import JobSpec
-from tests.support.pools import GIB, cities, equals, machine, planned_job, two_sites
+from tests.support.pools import GIB, cities, drawn, equals, machine, planned_job, two_sites
 
 
 def placed(pool: PeerPool, resolved: JobSpec) -> tuple[CutBound, tuple[tuple[str, ...], ...]]:
@@ -79,6 +82,33 @@ def test_where_memory_forbids_the_number_of_the_rule_another_must_be_worth_it_be
     assert len(chosen(pool, spec).split) == 4
     monkeypatch.setattr(planning_stages, "WORTH", 3.0)
     assert len(chosen(pool, spec).split) == 3
+
+
+def test_a_chooser_gives_for_each_number_of_stages_what_choose_gives() -> None:
+    """A submit asks one chooser for all numbers, and it keeps what it has tried for the others."""
+    rng, kinds = Random(5), set[str]()
+
+    def outcome(cut: Callable[[], tuple[JobSpec, str]]) -> tuple[object, str]:
+        resolved: object
+        try:
+            resolved, said = cut()
+        except SwarmError as error:
+            resolved, said = type(error), error.message
+        kinds.add("refused" if isinstance(resolved, type) else "lighter" if said else "plain")
+        return resolved, said
+
+    for _ in range(36):
+        spec = planned_job(rng.randint(1, 8))
+        if rng.random() < 0.5:
+            spec = spec.having("training", microbatch_sequences=rng.choice((1, 4))).having("model", recompute=False)
+        whole = drawn(rng, rng.randint(1, 8))
+        peers = (replace(peer, memory_bytes=rng.choice((3, 6, 12, 48)) * GIB // 4) for peer in whole.peers)
+        basis = basis_of(replace(whole, peers=tuple(peers)), spec)
+        chosen = chooser(spec, basis)
+        for stages in rng.sample(range(6), 3):
+            by_itself = outcome(partial(choose, spec, replace(basis, stages=stages)))
+            assert outcome(partial(chosen, stages)) == by_itself
+    assert kinds == {"plain", "lighter", "refused"}
 
 
 def mixed() -> PeerPool:
