@@ -9,7 +9,7 @@ fastest way. A job that stalls goes back to its newest checkpoint, once its stag
 others behind them: the last step of a job is faster, since nothing is fed behind it.
 
 Of a job with islands IslandsBrain leads all. Envoys send what islands propose beside boundary tensors: on a line or a
-link one proposal goes after the other. Islands have all numbers to send, as it is not known what is significant.
+link one proposal goes after the other. Islands send all numbers, significant or not. Decision: docs/decisions/240.
 """
 
 from __future__ import annotations

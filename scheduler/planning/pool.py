@@ -15,6 +15,7 @@
 
 What the file leaves out is assumed, and `PeerPool.assumed` says so. Speed is in multiply-adds of a forward per second
 of forward and backward, as a stage server measures it. Peers without a site are at one unnamed site.
+Decision: docs/decisions/240.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     {"t": 812.4, "event": "die", "peer": "a"}      without a word; "leave": it hands its work over first
     {"t": 900.0, "event": "join", "peer": "a"}
 
-The peers of the pool are there when a trace begins: one that comes later dies at 0.
+The peers of the pool are there when a trace begins: a peer that comes later dies at 0. Decision: docs/decisions/240.
 """
 
 from __future__ import annotations
