@@ -100,6 +100,10 @@ class Leases:
 
     # Cutting anew ------------------------------------------------------------------------------------------------
 
+    def since(self, island: int, period: range) -> int:
+        """From which inner step on an island has its newest lease of a period."""
+        return self._of(period)[island][-1].first
+
     def tail(self, island: int, step: int) -> int:
         """How many microbatches an island has left from an inner step on, up to the end of the period."""
         return sum(map(len, self._tail(island, step)))
@@ -119,7 +123,7 @@ class Leases:
             return False
         period = self.period(cut.first_step)
         for island, step in cut.from_step.items():
-            if not 0 <= island < self.islands or step not in period or step < self._of(period)[island][-1].first:
+            if not 0 <= island < self.islands or step not in period or step < self.since(island, period):
                 return False
             sizes = [end - first for first, end in cut.leases.get(island, ())]
             if min(sizes, default=1) < 1 or sum(sizes) > (period.stop - step) * self.microbatches:

@@ -74,7 +74,7 @@ class Race:
         """When the last step is over, or `until_s` if that comes first."""
         while not self._is_over():
             while self._go_on():
-                self._pace()
+                self.pace()
             if self._is_over():
                 break
             ends_s = [runner.over_s for runner in self.at_work().values()] + [self._exchanged[1]]
@@ -88,7 +88,7 @@ class Race:
     def _is_over(self) -> bool:
         return all(runner.agreed >= self.courses[0].steps for runner in self.at_work().values())
 
-    def _pace(self) -> None:
+    def pace(self) -> None:
         self.pacing.note(self.now_s)
         for output in self.pacing.look((), self.now_s):
             if isinstance(output, Note):

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from scheduler.brain.state.brain_state import Mode
 from swarm.job.leases import Cut
 from tests.support.effort import seeds
 from tests.support.race import Race, Speed
@@ -84,6 +85,31 @@ def test_what_a_lost_island_has_not_begun_is_trained_by_the_others_at_once() -> 
     assert (cut.from_step[2], cut.leases[2]) == (21, ()), "it was in its step 20"
     assert sum(race.leases.trained(island, 60) for island in (0, 1)) == 60 * 24 - 21 * 8
     assert "late" not in race.told[0][1]
+
+
+def test_what_an_island_has_left_that_is_lost_before_a_restarted_scheduler_knows_it_is_trained_by_the_others() -> None:
+    race = Race([steady(4.0), steady(4.0), slow_between(40.5, 1e9, 9)], microbatches=24, every=60)
+    for until_s in range(40, 120):
+        race.run(until_s)
+        if unequal(race):
+            break
+    since = unequal(race)[0].from_step[2]
+    race.begin_pacing()
+    island = race.runners[2]
+    island.mode, island.begun = Mode.GATHERING, island.agreed
+    assert island.begun < since, "a step under way is not durable, and the leases behind it are"
+    race.pace()
+    island.lost_s = race.now_s
+    race.run()
+    assert race.leases.tail(2, since) == 0
+    assert sum(race.leases.trained(n, 60) for n in (0, 1)) == 60 * 24 - race.leases.trained(2, since)
+
+
+def test_the_others_train_what_an_island_has_that_was_lost_before_the_scheduler_was_restarted() -> None:
+    race = Race([steady(4.0)] * 3, microbatches=24, every=60, lost_s={2: 0.0})
+    race.run()
+    trained = [race.leases.trained(island, 60) for island in range(3)]
+    assert (trained[2], sum(trained)) == (0, 60 * 24)
 
 
 def test_a_lost_island_that_may_begin_anew_amid_a_period_keeps_a_microbatch_of_each_step() -> None:
