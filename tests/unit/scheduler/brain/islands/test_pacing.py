@@ -27,6 +27,14 @@ def noisy(seed: int, rate: float = 4.0) -> Speed:
     return lambda at_s: rate * drawn[int(at_s) % len(drawn)]
 
 
+def lose_unknown(race: Race, island: int) -> None:
+    """A scheduler is started, and the island is lost before that knows it."""
+    race.begin_pacing()
+    race.runners[island].mode, race.runners[island].begun = Mode.GATHERING, race.runners[island].agreed
+    race.pace()
+    race.runners[island].lost_s = race.now_s
+
+
 def unequal(race: Race) -> list[Cut]:
     return [cut for _, cut in race.cuts if cut.leases]
 
@@ -78,12 +86,16 @@ def test_an_island_that_stands_still_loses_all_but_a_microbatch_of_each_step() -
     assert min(race.leases.count(1, step) for step in range(60)) == 1
 
 
-def test_what_a_lost_island_has_not_begun_is_trained_by_the_others_at_once() -> None:
+@pytest.mark.parametrize(("is_restarted", "begun"), [(False, 21), (True, 20)])
+def test_what_a_lost_island_has_not_begun_is_trained_by_the_others_at_once(is_restarted: bool, begun: int) -> None:
     race = Race([steady(4.0)] * 3, microbatches=24, every=60, lost_s={2: 41.0})
+    race.run(until_s=40.5)
+    if is_restarted:
+        lose_unknown(race, 2)
     race.run()
     (_, cut), *_ = race.cuts
-    assert (cut.from_step[2], cut.leases[2]) == (21, ()), "it was in its step 20"
-    assert sum(race.leases.trained(island, 60) for island in (0, 1)) == 60 * 24 - 21 * 8
+    assert (cut.from_step[2], cut.leases[2]) == (begun, ()), "it was in its step 20, which is not durable"
+    assert sum(race.leases.trained(island, 60) for island in (0, 1)) == 60 * 24 - begun * 8
     assert "late" not in race.told[0][1]
 
 
@@ -94,12 +106,8 @@ def test_what_an_island_has_left_that_is_lost_before_a_restarted_scheduler_knows
         if unequal(race):
             break
     since = unequal(race)[0].from_step[2]
-    race.begin_pacing()
-    island = race.runners[2]
-    island.mode, island.begun = Mode.GATHERING, island.agreed
-    assert island.begun < since, "a step under way is not durable, and the leases behind it are"
-    race.pace()
-    island.lost_s = race.now_s
+    lose_unknown(race, 2)
+    assert race.runners[2].begun < since, "a step under way is not durable, and the leases behind it are"
     race.run()
     assert race.leases.tail(2, since) == 0
     assert sum(race.leases.trained(n, 60) for n in (0, 1)) == 60 * 24 - race.leases.trained(2, since)
