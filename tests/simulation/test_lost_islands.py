@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -150,12 +151,8 @@ def test_an_island_begins_anew_with_half_of_the_replicas_of_another() -> None:
     (fork,) = forks(world.history)
     assert fork == Fork(1 + 2 * TIMELINES_MAX, 0, 3)
     world.play_until(lambda one: one.brain.present == (0, 1) and not any_loads(one))
-    assert [
-        sum(replica.island == island for replica in world.replicas.values() if not replica.is_free) for island in (0, 1)
-    ] == [
-        4,
-        2,
-    ]
+    held = Counter(replica.island for replica in world.replicas.values() if not replica.is_free)
+    assert held == {0: 4, 1: 2}
     assert world.brain.timelines == (0, fork.timeline)
     counts_once(world)
     took_part = [len(made.islands) for _, made in sorted(exchanges(world.history).items())]

@@ -15,6 +15,7 @@ from swarm.wire.messages import Exchange, LoadStage, Release, Saved, SaveStage
 from tests.simulation.engine.islands import (
     MICROBATCHES,
     Ended,
+    Harmed,
     Kept,
     Replica,
     Shape,
@@ -62,14 +63,20 @@ def test_an_island_whose_outer_weights_differ_ends_the_job_which_says_how(world:
     assert "islands differ in the outer weights of stage 0 after step 2" in end_of(world).reason
 
 
-def test_an_island_whose_outer_weights_differ_from_those_of_most_is_left_out() -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_island_whose_outer_weights_differ_from_those_of_most_is_left_out(is_late: bool) -> None:
     """It failed the job of all: one stage server that said something else was enough."""
-    shape = replace(CALM, islands=3)
+    shape = replace(CALM, islands=3, steps=12, patience=0.5)
     world = World(shape, 0)
+    if is_late:
+        island = world.brain._roster.islands[1]
+        world.play_until(lambda one: len(one.made) > 1 and island.begun == island.agreed)
+        world.harm(Harmed(frozenset(peer for peer in world.replicas if peer.startswith("i1")), world.now_s + 60.0))
+        world.play_until(lambda one: bool(one.made[-1].late))
     spoil(world)
     assert end_of(world).state == "succeeded"
     (lost,) = [one for one in world.told if "island 1 is lost" in one]
-    assert "islands differ in the outer weights of stage 0 after step 2" in lost
+    assert f"islands differ in the outer weights of stage 0 after step {6 if is_late else 2}" in lost
     assert {fault[:2] for fault in faults(world.history, shape)} == {"E4"}, "island 1 did differ; nothing else is wrong"
 
 

@@ -152,6 +152,7 @@ def test_rows_of_a_timeline_that_began_without_an_island_are_put_together_withou
 
 def test_leases_are_in_the_log_unless_they_stayed_equal() -> None:
     rows, equal, unequal = Rows(3, COURSES), Cut({0: 2, 1: 2}), Cut({0: 1, 1: 1}, {0: ((4, 11),), 1: ((11, 12),)})
-    for cut in (unequal, equal):
+    again = Cut({0: 2, 1: 3}, {0: ((8, 11),), 1: ((11, 12),)})
+    for cut in (unequal, equal, again):
         rows.lease(cut)
-    assert (rows.log, rows.cuts) == ([unequal], [unequal, equal])
+    assert (rows.log, rows.cuts) == ([unequal, again], [unequal, equal, again])
