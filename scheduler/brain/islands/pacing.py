@@ -94,15 +94,15 @@ class Pacing:
     def __init__(self, roster: Roster, leases: Leases | None) -> None:
         self._roster, self._leases, self._course = roster, leases, roster.courses[0]
         self._paces: dict[int, IslandPace] = {}
-        # the first inner step that an island had not begun when it was seen last
-        self._first = {n: self._course.inner_steps(brain.settings.first_step) for n, brain in enumerate(roster.islands)}
+        self._first: dict[int, int] = {}  # the first inner step that an island had not begun when it was seen last
         self._is_open = True  # whether nothing waits to be durable
         self._is_new = False  # whether something happened by which leases may be cut anew
         self._late_s: dict[int, float] = {}  # how long behind the first one islands would have ended
         self.relief: dict[int, str] = {}  # what was done in this period for islands that fell behind, for people
         self.relieved = Counter[int]()  # microbatches that others train in the place of an island, so far
         if leases is not None:
-            leases.decided = max(leases.decided, leases.period(min(self._first.values())).stop)
+            first = min(self._course.inner_steps(brain.settings.first_step) for brain in roster.islands)
+            leases.decided = max(leases.decided, leases.period(first).stop)
             leases.closed = dict.fromkeys(range(leases.islands), leases.decided)
 
     def note(self, now_s: float) -> None:
@@ -113,7 +113,6 @@ class Pacing:
             self._is_new = True
         for island, brain in at_work.items():
             if brain.mode in UNKNOWN:
-                self._first[island] = self._course.inner_steps(brain.begun)  # that is durable, if it is lost now
                 continue
             new = IslandPace(self._roster.courses[island], brain.begun, brain.agreed, now_s)
             self._is_new |= self._paces.setdefault(island, new).note(brain, now_s)

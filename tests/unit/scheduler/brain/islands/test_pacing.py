@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from random import Random
 
 import pytest
 
-from scheduler.brain.state.brain_state import Mode
 from swarm.job.leases import Cut
 from tests.support.effort import seeds
 from tests.support.race import Race, Speed
@@ -25,14 +25,6 @@ def noisy(seed: int, rate: float = 4.0) -> Speed:
     dice = Random(seed)
     drawn = [dice.uniform(0.9, 1.1) for _ in range(4096)]
     return lambda at_s: rate * drawn[int(at_s) % len(drawn)]
-
-
-def lose_unknown(race: Race, island: int) -> None:
-    """A scheduler is started, and the island is lost before that knows it."""
-    race.begin_pacing()
-    race.runners[island].mode, race.runners[island].begun = Mode.GATHERING, race.runners[island].agreed
-    race.pace()
-    race.runners[island].lost_s = race.now_s
 
 
 def unequal(race: Race) -> list[Cut]:
@@ -86,38 +78,30 @@ def test_an_island_that_stands_still_loses_all_but_a_microbatch_of_each_step() -
     assert min(race.leases.count(1, step) for step in range(60)) == 1
 
 
-@pytest.mark.parametrize(("is_restarted", "begun"), [(False, 21), (True, 20)])
-def test_what_a_lost_island_has_not_begun_is_trained_by_the_others_at_once(is_restarted: bool, begun: int) -> None:
+def test_what_a_lost_island_has_not_begun_is_trained_by_the_others_at_once() -> None:
     race = Race([steady(4.0)] * 3, microbatches=24, every=60, lost_s={2: 41.0})
-    race.run(until_s=40.5)
-    if is_restarted:
-        lose_unknown(race, 2)
     race.run()
     (_, cut), *_ = race.cuts
-    assert (cut.from_step[2], cut.leases[2]) == (begun, ()), "it was in its step 20, which is not durable"
-    assert sum(race.leases.trained(island, 60) for island in (0, 1)) == 60 * 24 - begun * 8
+    assert (cut.from_step[2], cut.leases[2]) == (21, ()), "it was in its step 20"
+    assert sum(race.leases.trained(island, 60) for island in (0, 1)) == 60 * 24 - 21 * 8
     assert "late" not in race.told[0][1]
 
 
-def test_what_an_island_has_left_that_is_lost_before_a_restarted_scheduler_knows_it_is_trained_by_the_others() -> None:
-    race = Race([steady(4.0), steady(4.0), slow_between(40.5, 1e9, 9)], microbatches=24, every=60)
-    for until_s in range(40, 120):
-        race.run(until_s)
-        if unequal(race):
-            break
-    since = unequal(race)[0].from_step[2]
-    lose_unknown(race, 2)
-    assert race.runners[2].begun < since, "a step under way is not durable, and the leases behind it are"
-    race.run()
-    assert race.leases.tail(2, since) == 0
-    assert sum(race.leases.trained(n, 60) for n in (0, 1)) == 60 * 24 - race.leases.trained(2, since)
-
-
-def test_the_others_train_what_an_island_has_that_was_lost_before_the_scheduler_was_restarted() -> None:
-    race = Race([steady(4.0)] * 3, microbatches=24, every=60, lost_s={2: 0.0})
-    race.run()
-    trained = [race.leases.trained(island, 60) for island in range(3)]
-    assert (trained[2], sum(trained)) == (0, 60 * 24)
+def test_a_restarted_scheduler_cuts_no_lease_from_before_its_newest_cut() -> None:
+    """An island was amid a step when its lease was cut from the next step on, and has not begun that step anew."""
+    race = Race([steady(4.0), steady(3.0), slow_between(40.5, 1e9, 9)], microbatches=24, every=60)
+    until_s = iter(range(164, 480))
+    while not race.cuts or race.runners[1].agreed >= race.cuts[-1][1].from_step[1]:
+        race.run(next(until_s) / 4)
+    since = race.cuts[-1][1].from_step[1]
+    race.begin_pacing()
+    for runner in race.runners:
+        runner.begun, runner.over_s = runner.agreed, math.inf
+    race.pace()
+    race.runners[2].lost_s = race.now_s
+    race.pace()
+    newest = race.cuts[-1][1]
+    assert (newest.from_step[1], newest.leases[2]) == (since, ())
 
 
 def test_a_lost_island_that_may_begin_anew_amid_a_period_keeps_a_microbatch_of_each_step() -> None:
