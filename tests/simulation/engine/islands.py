@@ -1092,7 +1092,7 @@ def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
         parts = {
             (record.number, record.stage): (record.timeline, record.pending, record.theta)
             for record in before[first:]
-            if isinstance(record, HandedOver) and record.steps == kept.steps
+            if isinstance(record, HandedOver) and record.steps == kept.steps and record.number >= 0  # it has a part
         }
         exchanged = exchanges(before).get(course_of(shape, 0).version_after(kept.steps) - 1)
         took_part = () if exchanged is None else exchanged.islands
