@@ -118,13 +118,10 @@ def stage_server(
     if proxy:
         # Else gRPC dials past it whatever no_proxy names.
         os.environ["no_grpc_proxy"] = ""  # noqa: SIM112  # gRPC reads no other
-    if (
-        broker
-        and scheduler
-        and lifecycle.given_as_flag(context, "broker") != lifecycle.given_as_flag(context, "scheduler")
-    ):
+    by_broker, directly = (lifecycle.given_as_flag(context, name) for name in ("broker", "scheduler"))
+    if broker and scheduler and by_broker != directly:
         # The flag wins over the other way's variable in the environment.
-        broker, scheduler = (broker, "") if lifecycle.given_as_flag(context, "broker") else ("", scheduler)
+        broker, scheduler = (broker, "") if by_broker else ("", scheduler)
     form = lifecycle.log_format_of(log_format)
     configure(log_level, form)
     options = StageServerOptions(

@@ -23,6 +23,7 @@ UNUSED = (
     "torch.export",
     "transformers.generation.continuous_batching",
     "transformers.distributed",  # tensors sharded over devices
+    "scipy",  # of losses of other models, where it is installed
 )
 CATALOGUE = "transformers.utils.import_utils"  # its define_import_structure reads a folder's sources
 CATALOGUED = "transformers/models"

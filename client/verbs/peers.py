@@ -21,6 +21,7 @@ from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
 RELAY = "relay"  # the state of those that are none, but carry their bytes
+NOT_IN_POOL = (PeerState.GONE, PeerState.DRAINING, PeerState.QUARANTINED, RELAY)  # they get no stage
 LINE_S = 1.0  # between two lines of progress
 LINE_MBIT_MIN = 0.001  # a slower line is left out of a pool: nothing trains over it
 
@@ -69,7 +70,7 @@ def peers(
         raise UsageError(f'peers {action} takes no "{peer}"', hint=f"about one stage server: swarm explain {peer}")
     if action == "pool":
         with dial(shell) as scheduler:
-            views = [view for view in scheduler.peers() if view.state not in (PeerState.GONE, RELAY)]
+            views = [view for view in scheduler.peers() if view.state not in NOT_IN_POOL]
         print("\n".join(pool_lines(views)))
         return 0
     states = [*PeerState, RELAY]

@@ -148,7 +148,8 @@ def cut_of(plan: Path, spec: JobSpec, say: Callable[[str], object]) -> list[str]
     for reason in map(str, values["reasons"]):
         if reason.startswith(("as placed: ", "left out: ")):
             say(printable(reason))
-    return [f"{key}={json.dumps(values[name])}" for key, name in PLANNED.items()]
+    stages = f"pipeline.stages={len(values['split'])}"
+    return [stages, *(f"{key}={json.dumps(values[name])}" for key, name in PLANNED.items())]
 
 
 @contextmanager

@@ -38,8 +38,8 @@ cli = lifecycle.program()
 
 @cli.command()
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")],
-    pool_file: Annotated[
+    file: lifecycle.JobFile,
+    pool: Annotated[
         Path | None,
         typer.Option(
             "--pool",
@@ -56,9 +56,7 @@ def plan(
             "--profile", "-p", metavar="NAME", help="Take the scheduler from [profile.NAME] of the config file."
         ),
     ] = "",
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
-    ] = None,
+    overrides: lifecycle.JobChanges = None,
     by: Annotated[
         Literal["speed", "price"], typer.Option(help="What is sought: most tokens per second, or per money.")
     ] = "speed",
@@ -82,29 +80,29 @@ def plan(
         raise InvalidConfig("a plan of islands has no picture", hint="leave --picture out")
     if spec.has_outer_steps and by == "price":
         raise UsageError("islands are planned for speed alone", hint="leave --by price out")
-    pool = read_pool(pool_file) if pool_file is not None else _known(scheduler, profile)
-    _warn_of_age(pool)
+    machines = read_pool(pool) if pool is not None else _known(scheduler, profile)
+    _warn_of_age(machines)
     if picture is not None:
         _check_writable(picture)
-    before = _plan_to_compare(compare, pool, spec)
+    before = _plan_to_compare(compare, machines, spec)
     try:
         if spec.has_outer_steps:
-            chosen = islands.best(pool, spec, say=_say)
+            chosen = islands.best(machines, spec, say=_say)
         else:
-            chosen = _found(Search(pool, spec, seed=seed, effort=effort, by_price=by == "price"))
+            chosen = _found(Search(machines, spec, seed=seed, effort=effort, by_price=by == "price"))
             if not chosen.is_stopped and by == "speed":
-                chosen = _with_advice(pool, spec, chosen)
-        if before is not None and not chosen.is_stopped:
-            chosen = _compared(pool, spec, compare, before, chosen)
+                chosen = _with_advice(machines, spec, chosen)
+        if before is not None:
+            chosen = _compared(machines, spec, compare, before, chosen)
     finally:
         _say("")
-    resolved = cut_as(pool, spec, chosen)
+    resolved = cut_as(machines, spec, chosen)
     if output == "json":
         print(json.dumps(document(chosen, spec.name), indent=2))
     else:
-        print(*lines(pool, resolved, chosen), sep="\n")
+        print(*lines(machines, resolved, chosen), sep="\n")
     if picture is not None:
-        _write(picture, drawing(pool, resolved, chosen))
+        _write(picture, drawing(machines, resolved, chosen))
     if chosen.is_stopped:
         raise typer.Exit(INTERRUPTED)
 
@@ -202,11 +200,14 @@ def _compared(pool: PeerPool, spec: JobSpec, path: Path | None, before: Plan, ch
     """The plan with how much better it is than the one before."""
     assert chosen.predicted is not None
     play = islands.played if spec.has_outer_steps else planner.played
+    stopped = replace(chosen, reasons=(*chosen.reasons, f"stopped: before {path} was compared"))
+    if chosen.is_stopped:
+        return stopped
     _say(f"playing {path}")
     try:
         then = play(pool, spec, before) if chosen.predicted.by == "played" else before
     except KeyboardInterrupt:
-        return replace(chosen, reasons=(*chosen.reasons, f"stopped: before {path} was played"))
+        return stopped
     assert then.predicted is not None
     moved = sum(
         name not in chosen.places[stage] if stage < len(chosen.places) else True

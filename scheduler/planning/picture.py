@@ -68,7 +68,8 @@ def _legend(sites: Sequence[str]) -> Iterator[str]:
     for at, site in enumerate(sites):
         row, column = divmod(at, SITES_WIDE)
         x, y = LEFT + column * SITE_WIDE, 58 + row * SITE_TALL
-        yield f'<rect class="block" x="{x}" y="{y}" width="12" height="12" rx="2" fill="{_hue(at)}"/>\n'
+        end = f"><title>{escape(site)}</title></rect>" if site[SITE_NAME_MAX:] else "/>"
+        yield f'<rect class="block" x="{x}" y="{y}" width="12" height="12" rx="2" fill="{_hue(at)}"{end}\n'
         yield _text(x + 18, y + 11, site[:SITE_NAME_MAX], "quiet")
 
 

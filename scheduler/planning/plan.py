@@ -35,7 +35,7 @@ class Predicted:
     by: Literal["bound", "played", "below"]
     tokens_per_s: float
     step_s: float
-    idle_ratio: float  # of what the peers of all stages could compute
+    idle_ratio: float | None  # of what the peers of all stages could compute; None: only first steps were played
     price_per_hour: float | None = None  # None: the price of a peer is not known
     spread: float = 0.0
 
@@ -144,7 +144,12 @@ def read_plan(path: Path, spec: JobSpec) -> Plan:
     if (layers := sum(found.split)) != spec.layers:
         told = f"{path}: the plan is of a model of {counted(layers, 'layer')}, this job has {spec.layers}"
         raise InvalidConfig(told, hint=hint)
-    return Plan(**{name: getattr(found, name) for name in Plan.__dataclass_fields__})
+    plan = Plan(**{name: getattr(found, name) for name in Plan.__dataclass_fields__})
+    most = spec.limits.max_replicas * len(plan.places)
+    if most and len(plan.peers) > most:
+        told = f"{path}: the plan has {counted(len(plan.peers), 'peer')}, limits.max_replicas allows {most}"
+        raise InvalidConfig(told, hint=hint)
+    return plan
 
 
 def _refuse(constant: str) -> float:

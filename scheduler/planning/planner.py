@@ -12,7 +12,7 @@ from scheduler.planning.bound import Bound, CutBound
 from scheduler.planning.plan import Plan, Predicted, facts_hash, predicted_by_bound, rounded, spoken_s
 from scheduler.planning.play import RULES, Play, Played, workload
 from scheduler.planning.pool import PeerPool, PoolPeer
-from scheduler.planning.search import TIE, Placement, Search, basis_of
+from scheduler.planning.search import FREE, TIE, Placement, Search, basis_of
 from swarm.errors import InvalidConfig, OutOfMemory
 from swarm.job.partition import microbatch_tokens
 from swarm.job.resolve import choose
@@ -51,6 +51,7 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
             first = _first(shown)
             facts = CutBound(search.pool, found[first].spec)
             placed = _as_placed(search.pool, facts, plans[first])
+            stopped = "before narrow places were played"
             advice = _narrow(search.pool, facts, plans[first])
             stopped = ""
     except KeyboardInterrupt:
@@ -59,7 +60,7 @@ def plan_of(search: Search, *, plays: bool = True) -> Plan:
         stopped = f"after {search.spent} of {counted(search.effort, 'placement')}"
     shown = shown or costs
     first = _first(shown)
-    above_bound = shown[first] / costs[first] if costs[first] else 1.0
+    above_bound = shown[first] / costs[first]
     best, plan = found[first], plans.pop(first)
     facts = CutBound(search.pool, best.spec)
     reasons = [f"limits: {_limits(best, plan)}"]
@@ -93,7 +94,7 @@ def _play_best(
         least = costs[number] * found[number].bound.least_s / found[number].bound.step_s
         if number >= PLAYS_MIN and least > min(shown) * (1.0 + ABOVE_BOUND):
             break  # it cannot be better, and a later one is less likely to be
-        slower = min(shown, default=math.inf) / costs[number] * (1.0 + ABOVE_BOUND) if costs[number] else math.inf
+        slower = min(shown, default=math.inf) / costs[number] * (1.0 + ABOVE_BOUND)
         looks.append(_looks(search.pool, search.spec, plan, slower))
         plans[number] = next(looks[number])
         is_slower = plans[number].predicted.by == "below"  # type: ignore[union-attr]
@@ -165,10 +166,11 @@ def _looks(pool: PeerPool, spec: JobSpec, plan: Plan, slower: float = math.inf) 
         rules = replace(rules, warm_up=1) if is_long else rules
 
 
-def _shown(plan: Plan, step_tokens: int, rate: float, idle: float = 0.0, spread: float = 0.0) -> Plan:
+def _shown(plan: Plan, step_tokens: int, rate: float, idle: float | None = None, spread: float = 0.0) -> Plan:
     assert plan.predicted is not None
-    figures = rounded(rate), rounded(step_tokens / rate), rounded(idle), plan.predicted.price_per_hour, rounded(spread)
-    return replace(plan, predicted=Predicted("played", *figures))
+    step_s, price = rounded(step_tokens / rate), plan.predicted.price_per_hour
+    idle = None if idle is None else rounded(idle)
+    return replace(plan, predicted=Predicted("played", rounded(rate), step_s, idle, price, rounded(spread)))
 
 
 def _first(costs: Sequence[float]) -> int:
@@ -179,9 +181,9 @@ def _first(costs: Sequence[float]) -> int:
 def _cost(plan: Plan, *, by_price: bool) -> float:
     """What a search makes small, of a plan as it is predicted."""
     assert plan.predicted is not None
-    price = plan.predicted.price_per_hour if by_price else 1.0
+    price = plan.predicted.price_per_hour if by_price else 0.0
     assert price is not None, "the search refuses a pool without prices"
-    return price / plan.predicted.tokens_per_s
+    return (price + FREE if by_price else 1.0) / plan.predicted.tokens_per_s
 
 
 def numbers_of(pool: PeerPool, places: Sequence[Sequence[str]]) -> list[list[int]]:
@@ -256,7 +258,7 @@ def _slowest_way(pool: PeerPool, peer: PoolPeer, others: Sequence[PoolPeer]) -> 
 def _limits(best: Placement, plan: Plan) -> str:
     """What limits a plan by the bound, and how much of that a play reaches."""
     bound, predicted = best.bound, plan.predicted
-    text = f"{bound.limits}, {bound.microbatches_per_s:.3g} microbatches/s at best"
+    text = f"{bound.limits}, {bound.microbatches_per_s:.3g} microbatches/s by the bound"
     if predicted is None or predicted.by == "bound":
         return text
     share = predicted.tokens_per_s / microbatch_tokens(best.spec) / bound.microbatches_per_s
@@ -324,12 +326,13 @@ def _told(plan: Plan, best: Plan, *, by_price: bool) -> str:
 
 
 def _per_money(plan: Plan) -> str:
-    cost = _cost(plan, by_price=True) / 3600.0
-    return f"{rounded(1.0 / cost):,.0f} tokens for 1.00" if cost else "free"
+    if plan.predicted is not None and not plan.predicted.price_per_hour:
+        return "free"
+    return f"{rounded(3600.0 / _cost(plan, by_price=True)):,.0f} tokens for 1.00"
 
 
 def _refused(search: Search) -> Iterator[str]:
     """The numbers of stages that cannot be, the fewest and the most."""
-    refused = sorted(search.refused)
+    refused = sorted(search.refused.keys() - {0, *(len(placement.places) for placement in search.found)})
     for stages in dict.fromkeys((*refused[:1], *refused[-1:])):
         yield f"{counted(stages, 'stage')}: {search.refused[stages].message}"

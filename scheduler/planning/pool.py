@@ -142,7 +142,7 @@ _WANTED = {  # the keys of the file, and what each should be
     "memory": 'a size above 0 with its unit, such as "24GiB"',
     "host_memory": 'a size above 0 with its unit, such as "64GiB"',
     "site": _NAMED,
-    "speed": "a number above 0: multiply-adds per second, such as 2.1e12",
+    "speed": "a number from 1e6 on: multiply-adds per second, such as 2.1e12",
     "up": 'a rate in kbit, Mbit or Gbit, such as "200Mbit"',
     "down": 'a rate in kbit, Mbit or Gbit, such as "200Mbit"',
     "price_per_hour": "a number that is not below 0",
@@ -187,7 +187,7 @@ class _PeerTable(_PoolTable):
     memory: Bytes = 0
     host_memory: Bytes = 0
     site: Name | Literal[""] = ""
-    speed: Annotated[float, Field(gt=0, le=1e30)] | None = None
+    speed: Annotated[float, Field(ge=1e6, le=1e30)] | None = None
     up: Bits = None
     down: Bits = None
     price_per_hour: Annotated[float, Field(ge=0, le=1e9)] | None = None
@@ -209,7 +209,11 @@ def read_pool(path: Path, text: str | None = None) -> PeerPool:
     """The pool in a file, "-" for stdin, or in the text of one; InvalidConfig names the line or cell that is wrong, and
     what to write."""
     if text is None:
-        text = sys.stdin.read() if str(path) == "-" else _text(path, "write it with: swarm peers pool > pool.toml")
+        text = (
+            sys.stdin.read().removeprefix("\ufeff")
+            if str(path) == "-"
+            else _text(path, "write it with: swarm peers pool > pool.toml")
+        )
     try:
         content = _PoolFile.model_validate(tomllib.loads(text))
     except ValidationError as error:
@@ -296,7 +300,8 @@ def _matrix(pool: Path, name: str, peers: Sequence[_PeerTable], most: float, uni
     except csv.Error as error:
         raise InvalidConfig(f"{name}, line {lines.line_num}: {error}", hint="a cell is a number or a name") from None
     ends, sites = [peer.name for peer in peers], sorted({peer.site for peer in peers})
-    by_peer = not rows or not rows[0][1:] or not all(math.isnan(_number(cell)) for cell in rows[0])
+    is_named = rows[1:] and [row[0] for row in rows[1:]] == rows[0][1:] and {*rows[0][1:]} <= {*sites}
+    by_peer = not is_named and not (rows and rows[0][1:] and all(math.isnan(_number(cell)) for cell in rows[0]))
     if not by_peer:
         ends, heads = rows[0][1:], [row[0] for row in rows[1:]]
         strange = next((site for site in ends if site not in sites or ends.count(site) > 1), None)

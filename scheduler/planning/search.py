@@ -36,6 +36,7 @@ from swarm.types import JobId, PeerId
 EFFORT = 20_000  # evaluations
 STAGES_TRIED_MAX = 64
 TIE = 1e-3
+FREE = 1e-9  # added to the price of an hour: of placements that cost nothing the fastest is best
 FALLS = 1e-6  # the least part of its cost by which a change is better
 RANDOM_STARTS = 7
 GAPS, GAP = 4, 8.0  # between speeds of lines: so many of the widest, so many times, have a start above them
@@ -354,7 +355,7 @@ class _State:
         prices = self._climber.prices
         if prices is None:
             return step_s
-        return step_s * sum(float(prices[peer]) for members in places for peer in members)
+        return step_s * (FREE + sum(float(prices[peer]) for members in places for peer in members))
 
     def tried(self, changed: dict[int, list[int]], out: list[int]) -> bool:
         """Change the members of some stages if that lowers the cost; gives whether it did."""

@@ -37,12 +37,15 @@ def headline(pool: PeerPool, plan: Plan) -> str:
     """The plan in one line."""
     predicted = plan.predicted
     assert predicted is not None
-    how = "by the bound" if predicted.by == "bound" else f"played, ±{max(1.0, 100 * predicted.spread):.0f} %"
+    idle, how = "", "its first steps played"
+    if predicted.idle_ratio is not None:
+        idle = f", idle {100 * predicted.idle_ratio:.0f} %"
+        how = "by the bound" if predicted.by == "bound" else f"played, ±{max(1.0, 100 * predicted.spread):.0f} %"
     price = "" if predicted.price_per_hour is None else f", {predicted.price_per_hour:,.2f} per hour"
     return (
         f"{cut(plan)}, "
         f"{len(plan.peers)} of {counted(len(pool.peers), 'peer')}: {predicted.tokens_per_s:,.0f} tokens/s ({how}), "
-        f"step {spoken_s(predicted.step_s)}, idle {100 * predicted.idle_ratio:.0f} %{price}"
+        f"step {spoken_s(predicted.step_s)}{idle}{price}"
     )
 
 

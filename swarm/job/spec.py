@@ -282,7 +282,7 @@ class AveragingSection(Section):
 
 
 class OuterSection(Section):
-    """The exchange between islands; "auto" depends on averaging.mode (swarm/job/islands.py)."""
+    """The exchange between islands; "auto" depends on averaging.mode (swarm/job/resolve.py)."""
 
     every_steps: Auto | Annotated[int, Field(ge=1, le=10**6)] = "auto"  # inner steps between two exchanges
     learning_rate: Auto | Annotated[float, Field(gt=0, le=10)] = "auto"

@@ -57,6 +57,11 @@ JoinLine: TypeAlias = Annotated[
 JoinFile: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
 ]
+JobFile: TypeAlias = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")]
+JobChanges: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", envvar="SWARM_SET", metavar="KEY=VALUE", help="Change a value of the job file."),
+]
 LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 # Their values may hold a password, so they may be in a file: flags are shown to every user of the machine, and
 # variables to every child.

@@ -615,6 +615,7 @@ def test_jobs_and_stage_servers_are_shown_to_people_and_programs(swarm: Any, fak
 def test_stage_servers_are_printed_as_a_pool(swarm: Any, fake: FakeJobs) -> None:
     measured = {"multiply_adds_per_s": 2e12, "up_bytes_per_s": 1e6, "down_bytes_per_s": 2e6}
     fake.offers = [pb.PeerView(id="p1", state="serving", job="tiny-1a2b3c", device="cpu", **measured), IDLE]
+    fake.offers += [pb.PeerView(id=state, state=state, device="cpu") for state in ("gone", "draining", "quarantined")]
     code, said, _ = swarm("peers", "pool")
     pool = tomllib.loads(said)
     assert code == 0

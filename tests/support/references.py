@@ -46,7 +46,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 _COMMANDS = """\
 The flags of the first table go before or after every command but the programs (`scheduler`, `stage-server`, `relay`,
-`train-local`, `plan`). Where a variable of the environment is named, it stands in for the flag; a flag wins."""
+`train-local`, `plan`, `simulate`). Where a variable of the environment is named, it stands in for the flag; a flag
+wins."""
 
 
 def _command(verb: str) -> Any:

@@ -34,6 +34,13 @@ def test_nothing_of_this_machine_is_in_a_reference() -> None:
     assert not [name for name in PAGES if str(Path.home()) in (FOLDER / name).read_text()]
 
 
+def test_a_flag_is_taken_from_the_variable_of_its_name() -> None:
+    text = (FOLDER / "commands.md").read_text()
+    found = re.findall(r"^\| `--([a-z-]+)`[^|]*\|[^|]*\| `SWARM_(\w+)`", text, re.MULTILINE)
+    assert len(found) > 30
+    assert {name: flag for flag, name in found if flag.upper().replace("-", "_") != name} == {}
+
+
 def test_the_man_page_names_every_command_and_every_flag_and_is_without_a_fault() -> None:
     text = (FOLDER / "swarm.1").read_text()
     plain = text.replace("\\-", "-").replace("\\fB", "").replace("\\fR", "")

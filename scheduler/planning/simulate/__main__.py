@@ -120,21 +120,19 @@ def simulation(
 
 @cli.command()
 def simulate(
-    file: Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")],
-    pool_file: Annotated[Path, typer.Option("--pool", metavar="FILE", help="The machines (TOML), as for swarm plan.")],
+    file: lifecycle.JobFile,
+    pool: Annotated[Path, typer.Option("--pool", metavar="FILE", help="The machines (TOML), as for swarm plan.")],
     hours: Annotated[float, typer.Option(min=0.01, max=8784.0, help="How many hours to play.")] = 1.0,
-    trace_file: Annotated[
+    trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="When peers come, leave and die (swarm.trace/1).")
     ] = None,
     churn: Annotated[
         float,
         typer.Option("--churn", min=0.0, max=60.0, help="How often a peer dies in an hour, on average; it comes back."),
     ] = 0.0,
-    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="Begin as this plan says.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="Begin as this plan says.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other deaths and computing times.")] = 0,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
-    ] = None,
+    overrides: lifecycle.JobChanges = None,
     also: Annotated[
         list[str] | None,
         typer.Option("--also", metavar="KEY=VALUE", help="Simulate the job also with this value changed."),
@@ -145,7 +143,7 @@ def simulate(
 
     The scheduler's own decisions are played, microbatch by microbatch, with modelled stage servers.
     """
-    if trace_file is not None and churn:
+    if trace is not None and churn:
         raise UsageError("--trace and --churn: deaths come from one of them", hint="leave one out")
     for change, times in Counter(also := also or []).items():
         key, equals, _ = change.partition("=")
@@ -154,17 +152,18 @@ def simulate(
             raise UsageError(f'--also needs KEY=VALUE, got "{change}"', hint=hint)
         if times > 1:
             raise UsageError(f"--also {change} is given {counted(times, 'time')}", hint="give it once")
-    pool = read_pool(pool_file)
-    trace = Churn(pool, churn, seed) if trace_file is None else read_trace(trace_file, pool)
+    machines = read_pool(pool)
+    events = Churn(machines, churn, seed) if trace is None else read_trace(trace, machines)
     changes = [[], *([change] for change in also)]
     planned, cut_as = None, dict[str, object]()
-    if plan_file is not None:
-        planned = read_plan(plan_file, ground(load_job(file, overrides or ())))
-        cut_as = {"pipeline.split": planned.split, "pipeline.overlap": planned.overlap}
+    if plan is not None:
+        planned = read_plan(plan, ground(load_job(file, overrides or ())))
+        cut_as = {"pipeline.stages": len(planned.split), "pipeline.split": planned.split}
+        cut_as |= {"pipeline.overlap": planned.overlap}
         cut_as |= {"training.microbatch_sequences": planned.microbatch_sequences, "model.recompute": planned.recompute}
     shared = [*(f"{key}={json.dumps(value)}" for key, value in cut_as.items()), *(overrides or ())]
     specs = [ground(load_job(file, [*shared, *change])) for change in changes]
-    ways = [simulation(pool, spec, trace, seed, planned) for spec in specs]
+    ways = [simulation(machines, spec, events, seed, planned) for spec in specs]
     runs: dict[str, dict[str, Any]] = {}
     for name, way in zip((file.name, *also), ways, strict=True):
         runs[name] = way.run(hours, _progress(hours))

@@ -21,9 +21,11 @@ JOB = planned_job(4)
 def test_the_cut_of_a_plan_becomes_values_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     said = list[str]()
-    assert apply_overrides({"model": {"id": "x"}}, cut_of(tmp_path / "plan.json", JOB, said.append)) == {
+    assert apply_overrides(
+        {"model": {"id": "x"}, "pipeline": {"stages": 3}}, cut_of(tmp_path / "plan.json", JOB, said.append)
+    ) == {
         "model": {"id": "x", "recompute": True},
-        "pipeline": {"split": [2, 2], "overlap": 8},
+        "pipeline": {"stages": 2, "split": [2, 2], "overlap": 8},
         "training": {"microbatch_sequences": 4},
     }
     assert said[1:] == [LEFT_OUT]

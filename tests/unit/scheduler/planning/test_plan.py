@@ -41,6 +41,15 @@ def test_another_document_is_no_plan(tmp_path: Path, change: dict[str, object]) 
     assert "swarm plan JOB" in refused.value.hint
 
 
+def test_a_plan_of_more_peers_than_the_job_takes_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(document(replace(PLAN, places=(("a", "d"), ("b", "c"))), "t")))
+    assert read_plan(file, planned_job(2, limits={"max_replicas": 2}))
+    with pytest.raises(InvalidConfig, match=r"has 4 peers, limits\.max_replicas allows 2") as refused:
+        read_plan(file, planned_job(2, limits={"max_replicas": 1}))
+    assert "swarm plan JOB" in refused.value.hint
+
+
 def test_each_fact_changes_the_hash() -> None:
     one = PoolPeer("a", "cpu", 0, "x", 1e9, 1e8, 1e8)
     pools = [PeerPool((one,)), PeerPool((replace(one, speed=2e9),)), PeerPool((one,), {("x", "x"): NEAR})]

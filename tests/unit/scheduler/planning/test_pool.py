@@ -69,6 +69,8 @@ def test_matrices_are_of_sites_or_of_peers_and_each_way_is_its_own(tmp_path: Pat
     assert by_site.peer("b").up_bits_per_s == 2e9
     assert not any("between" in note for note in by_site.assumed)
 
+    numbered = links("delay_ms").replace("oregon", "1").replace("ohio", "2")  # the names were taken for delays
+    assert pool_of(tmp_path, numbered, d=",1,2\n1,0.5,20\n2,30,0.5\n").delay_s("a-0", "b") == 0.02
     for first in ("0,1,2", "0,,2", ",,2"):
         by_peer = pool_of(tmp_path, links("delay_ms"), d=f"{first}\n3,0,4\n5,6,0\n")
         assert [by_peer.delay_s(*pair) for pair in (("a-0", "b"), ("b", "a-1"))] == [0.002, 0.006]
@@ -97,6 +99,7 @@ def test_matrices_are_of_sites_or_of_peers_and_each_way_is_its_own(tmp_path: Pat
         (TWO.replace("2e12", "nan"), "line 9: speed is nan"),
         (TWO.replace("2e12", "-1"), "line 9: speed is -1"),
         (TWO.replace("2e12", "0"), "line 9: speed is 0"),
+        (TWO.replace("2e12", "6"), "line 9: speed is 6 (it should be a number from 1e6 on"),
         (TWO.replace("0.35", "-0.1"), "line 12: price_per_hour is -0.1"),
         (TWO.replace('"b"', '""'), "line 14: name is ''"),
         (TWO.replace('"b"', '"b c"'), "line 14: name is 'b c'"),
