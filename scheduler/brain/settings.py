@@ -43,6 +43,7 @@ class SavingRules:
     optimizer: bool = False
     since_s: float | None = None  # when the newest was due, of an island that begins as a copy of another
     has_begun: bool = False  # of such an island: the first was due
+    at_once: bool = False  # of such an island: the next version is to be saved
 
 
 NEVER = SavingRules()  # but after the last step

@@ -18,6 +18,7 @@ from scheduler.brain import inputs
 from scheduler.brain.fleet.membership import NO_FELLOWS
 from scheduler.brain.islands.exchange import _UnitRound
 from swarm.types import PeerId
+from swarm.wire.messages import Hello
 from tests.simulation.engine.islands import UNITS, Ended, Harmed, Merged, Rows, Shape, World, exchanges, faults
 from tests.support.effort import ALL
 
@@ -221,22 +222,57 @@ def test_the_next_exchange_waits_for_an_island_that_hangs_while_it_merges() -> N
     test_harm_in_any_phase_costs_time_only("frozen", "first merge", "diloco, 2 islands, late")
 
 
-def test_behind_a_restart_no_island_evaluates_that_is_late() -> None:
-    """It holds other weights than the outer ones; whoever evaluates first is heard."""
-    shape = SHAPES["diloco, 2 islands, late"]
-    world = Phased(shape, 0)
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_behind_a_restart_no_island_evaluates_that_was_late_in_the_newest_exchange(victim: int, is_back: bool) -> None:
+    """It holds other weights than the outer ones, also once it has merged; whoever evaluates first is heard."""
+    world = Phased(SHAPES["diloco, 2 islands, late"], 0)
     world.play_until(all_have_merged)
-    world.harm(Harmed(of(world, 1), world.now_s + AWAY_S))
+    world.harm(Harmed(of(world, victim), world.now_s + AWAY_S))
     world.play_until(is_late_merge)
+    world.play_until(lambda one: not is_back or all_have_merged(one))
     world.restart()
     evaluates = [brain._parts.evaluations._is_on for brain in world.brain._roster.islands]
-    assert evaluates == [True, False]
+    assert evaluates == [victim == 1, victim == 0]
 
 
-def restarted_without(victim: int, every_s: float = 0.0) -> Phased:
+@pytest.mark.parametrize("late", [0, 1])
+def test_behind_a_restart_no_doubted_report_fails_a_job_that_stands_at_an_exchange(
+    late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes behind the exchange was taken for a step with microbatches."""
+    world = Phased(replace(SHAPES["diloco, 2 islands, late"], late=late), 0)
+    world.play_until(is_open)
+    tell = world.tell
+
+    def doubts(happened: inputs.Input) -> None:
+        if isinstance(happened, inputs.Happened):
+            happened = replace(happened, doubted=isinstance(happened.event, Hello))
+        tell(happened)
+
+    monkeypatch.setattr(world, "tell", doubts)
+    world.restart()
+    monkeypatch.undo()
+    world.finish()
+    assert faults(world.history, world.shape) == []
+
+
+def test_an_island_of_which_nobody_can_come_back_is_lost_behind_a_restart_once_the_grace_is_over() -> None:
+    """It was waited for as long as for an island that is silent."""
+    world = Phased(replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S), 0)
+    world.play_until(all_have_merged)
+    for peer in of(world, 1):
+        del world.replicas[peer]
+    world.restart()
+    at_s = world.now_s
+    world.play_until(lambda one: len(one.brain.present) == 1)
+    assert world.now_s - at_s < 15.0
+
+
+def restarted_without(victim: int, every_s: float = 0.0, *, by_speed: bool = False) -> Phased:
     """Island `victim` is not heard after a restart of the scheduler, for longer than the grace of 10 s."""
     shape = replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S, every_s=every_s)
-    world = Phased(shape, 0)
+    world = Phased(replace(shape, by_speed=by_speed), 0)
     world.play_until(all_have_merged)
     world.play_until(lambda one: all(brain.agreed % 5 in (2, 3) for brain in one.brain._roster.islands))
     for peer in of(world, victim):
@@ -258,6 +294,15 @@ def test_an_island_that_is_not_heard_after_a_restart_is_late(victim: int) -> Non
     assert world.brain._roster.islands[victim].due_s < world.now_s, "at once, when it may not be late any more"
     world.play_until(lambda one: len(one.brain.present) == 1)
     assert STILL_S - 15.0 < world.now_s - at_s < STILL_S
+
+
+def test_others_begin_a_period_of_leases_while_an_island_is_not_heard_after_a_restart() -> None:
+    """They stood at its first step until the island was lost."""
+    world = restarted_without(1, by_speed=True)
+    made = len(world.made)
+    world.play_until(lambda one: len(one.made) > made)
+    world.play_until(lambda one: one.brain._roster.islands[0].outer_step is not None or len(one.brain.present) == 1)
+    assert (world.brain.present, [*world.brain._roster.late]) == ((0, 1), [1])
 
 
 def test_an_island_is_not_lost_because_the_clock_of_checkpoints_begins_behind_the_exchange() -> None:

@@ -74,7 +74,7 @@ class CheckpointSchedule:
         self._failures = 0  # of the final state, one after the other
         self._unhealing = 0  # how many of them were not the storage's fault
         self.again_s = -math.inf  # when to save it once more
-        self.at_once = False  # save the next version, as the one before was not accepted
+        self.at_once = rules.at_once  # save the next version, as the one before was not accepted
         self._apart = -1  # the newest version that islands do not reach at one moment
 
     def due(self, version: int, now_s: float) -> Decision[int]:
@@ -126,7 +126,7 @@ class CheckpointSchedule:
     def of_copy(self) -> SavingRules:
         """The rules of an island that begins as a copy: its checkpoints are due when this island's are."""
         has_begun = self._pause_s == self.rules.every_s
-        return replace(self.rules, since_s=self._last_s, has_begun=has_begun)
+        return replace(self.rules, since_s=self._last_s, has_begun=has_begun, at_once=self.at_once)
 
     def begin(self, version: int, savers: Sequence[PeerId], now_s: float) -> None:
         """Collect `version`; `savers` has one peer per stage."""

@@ -422,7 +422,7 @@ class OuterSteps:
         self._settings, self._roster, self._patience = settings, roster, patience
         self._exchanging: Exchanging | None = None
         self._going: tuple[int, ...] = ()  # the islands in it
-        self._newest: deque[Exchanged] = deque(maxlen=EXCHANGES_NEWEST + roster.courses[0].fragments)
+        self._newest: deque[Exchanged] = deque(maxlen=EXCHANGES_NEWEST + 2 * roster.courses[0].fragments)
         self._ready_s: dict[int, float] = {}  # since when islands hold what they propose in the coming exchange
         self._periods_s: dict[int, float] = {}  # by fragment: since when its period runs
         self._until_s = math.inf  # when patience is over

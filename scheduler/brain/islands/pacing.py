@@ -127,17 +127,19 @@ class Pacing:
     def look(self, divisions: Iterable[Division], now_s: float) -> list[Note | WriteRows]:
         """Cut leases anew where that is due. `divisions`: the islands that are about to begin."""
         leases, at_work = self._leases, self._roster.at_work()
-        if leases is None or not self._is_open or any(brain.mode in UNKNOWN for brain in at_work.values()):
+        if leases is None or not self._is_open:
             return []
-        first = {island: self._course.inner_steps(brain.begun) for island, brain in at_work.items()}
-        stands = [first[n] for n, brain in at_work.items() if not self._course.is_outer(brain.begun)]
+        known = {island: brain for island, brain in at_work.items() if brain.mode not in UNKNOWN}
+        first = {island: self._course.inner_steps(brain.begun) for island, brain in known.items()}
+        stands = [first[n] for n, brain in known.items() if not self._course.is_outer(brain.begun)]
         first |= {new.island: self._course.inner_steps(new.fork.version) for new in divisions}
         self._first |= first
         if leases.decided <= max(stands, default=0) < self._course.inner.steps:
             self.relief.clear()
             others = dict.fromkeys(range(leases.islands), leases.decided)
-            return self._close(self._cut(leases.period(leases.decided), first, others, now_s) or Cut(others))
-        if not self._is_new:
+            cut = self._cut(leases.period(leases.decided), first, others, now_s) if known == at_work else None
+            return self._close(cut or Cut(others))  # an island that is not known yet has not begun the period either
+        if not self._is_new or known != at_work:
             return []
         self._is_new = False
         before = leases.period(min(first.values(), default=0)).start

@@ -21,7 +21,9 @@ from swarm.job.course import Course, OuterCourse, job_timeline_of
 from swarm.job.leases import Cut
 from swarm.job.outer_log import Entry, OuterRecord
 
-NEWEST = 2  # exchanges, beside one for each fragment, by which islands go on after a restart
+# Exchanges by which islands go on, beside two for each fragment: between the last one of a fragment in its turn and its
+# closing merge all others may have both of theirs.
+NEWEST = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Rows:
         self.timeline = timeline
         self.log: list[Entry] = []  # exchanges without all islands, or behind which one began anew; unequal leases
         self.cuts: list[Cut] = []  # of leases, where they follow speed
-        self.newest = deque[Exchanged](maxlen=NEWEST + courses[0].fragments)
+        self.newest = deque[Exchanged](maxlen=NEWEST + 2 * courses[0].fragments)
         self._courses = courses
         self._open: dict[int, dict[int, CommitRow]] = {}  # by inner step and island
         self._told: dict[int, int] = {}  # tokens by island, of steps that no exchange has made count yet

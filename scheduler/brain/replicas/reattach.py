@@ -116,6 +116,8 @@ class Reattach:
             self._commits.send_since(peer, hello.version)
         newest = progress.committed + self._state.settings.staleness if census.doubted else census.last_step()
         for step in range(progress.committed, min(self._state.settings.steps, newest + 1)):
+            if self._state.course.is_outer(step):
+                break  # nobody has begun what comes behind
             run = progress.begin(step)
             self._state.ledger.adopt(step, census.cells(step), now_s)
             for peer in sorted(census.doubted):  # it may have added what is not counted

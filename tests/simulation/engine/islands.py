@@ -481,7 +481,7 @@ class World:
         lives = [self._timeline(island) for island in range(self.shape.islands)]
         at_work = still_at_work(self.courses, 0, begins, self.made, lives)
         self.history += [Asked()] if asked else []  # islands that are settled first may have gone on
-        newest = self.made[-NEWEST - self.shape.fragments :]
+        newest = self.made[-NEWEST - 2 * self.shape.fragments :]
         for happened in (EachIsland(at_work, exchanges=newest), *asked, *told):
             self.tell(happened)
         for peer, one in sorted(self.replicas.items()):

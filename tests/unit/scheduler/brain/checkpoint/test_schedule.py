@@ -50,6 +50,7 @@ def test_an_island_that_begins_as_a_copy_saves_when_the_others_do() -> None:
     rules = SavingRules(every_s=1800.0)
     one = CheckpointSchedule(rules, stages=1, first_step=0, steps=10_000)
     assert [one.due(version, 90.0 * version).plan for version in range(1, 4)] == [None, None, 3]
+    one.at_once = True
     copy = CheckpointSchedule(one.of_copy, stages=1, first_step=3, steps=10_000)
     for version in range(4, 60):
         assert one.due(version, 90.0 * version) == copy.due(version, 90.0 * version)

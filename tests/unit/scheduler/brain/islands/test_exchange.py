@@ -562,3 +562,17 @@ def test_an_exchange_under_way_goes_on_without_those_that_are_not_reached_once_p
         monkeypatch.setattr(roster.islands[silent], "delegates", lambda *_: [])
     found = outer._without_some(step, lambda _: situation.get("is_whole", False), situation.get("now_s", 5.0))
     assert found == stay
+
+
+@pytest.mark.parametrize("steps", [97, 106, 114, 122, 129])
+def test_an_island_that_was_late_is_owed_until_the_closing_merge_of_its_fragment(steps: int) -> None:
+    """It was forgotten where six exchanges lay between, so its last proposal counted with too few tokens."""
+    brain = begun_world(Shape(steps=steps, lease=32, fragments=4, overlap=1)).brain
+    outer, late = brain._outer, brain.timelines[1]
+    every = brain.courses[0].outer
+    for fragment in range(4):
+        *_, newest, closing = (one for one in every if one.fragment == fragment)
+        for one in every[: every.index(closing)]:
+            outer._newest.append(Exchanged(one.step, (), False, 0.0, late=(late,) if one == newest else ()))
+        assert [*outer.owed(fragment)] == [1]
+        outer._newest.clear()
