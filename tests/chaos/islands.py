@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from random import Random
 
@@ -15,6 +16,7 @@ import torch
 from client.cli import run
 from swarm.job.outer_log import OUTER_LOG, OuterRecord, read
 from swarm.reference.trainer import Trained, train_local
+from swarm.wire import jobs_pb2 as pb
 from tests.chaos import failing_scheduler
 from tests.chaos.relay import Relay
 from tests.chaos.trial import Broken, Job, Trial, Void
@@ -22,6 +24,7 @@ from tests.chaos.trial import Broken, Job, Trial, Void
 SITES = ("lyon", "berlin")
 CUT_S = 60.0
 STOPPED_S = 8.0  # longer than an exchange takes, and than the grace of the scheduler
+LATE = ("goes on", "scheduler", "killed")  # what becomes of an island that is late, in turn
 RHYTHMS: dict[str, dict[str, object]] = {  # of each averaging.mode: an exchange behind every fourth step
     "diloco": {"outer__every_steps": 4},
     "streaming": {"outer__every_steps": 8, "outer__fragments": 2},
@@ -135,14 +138,19 @@ def an_island_is_cut_off(folder: Path, seed: str, long: bool, mode: str = "diloc
         return trial
 
 
-def an_island_is_late(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:
-    """An island is stopped, the others exchange without it, and then it goes on; again, with a scheduler that is killed
-    meanwhile; and at last the island is killed before it has merged what the others made."""
+def an_island_is_late(
+    folder: Path, seed: str, long: bool, mode: str = "diloco", troubles: Sequence[str] = LATE
+) -> Trial:
+    """An island is stopped, the others exchange without it, and then it goes on; again, with these troubles.
+
+    It goes on with a tenth of its speed, or leaves; the scheduler is killed meanwhile, or a pause is asked for; or the
+    island is killed before it has merged what the others made. Such a job can be cancelled, too.
+    """
     with Trial(folder, seed) as trial:
         site_of = {peer: site for site in SITES for peer in trial.add_servers(2, "--site", site)}
         job = job_of(trial, 400 if long else 200, mode, outer__patience=0.5)
         trial.until_step(job, 6)
-        left = ["killed", "scheduler", "goes on"]
+        left = [*troubles]
         for _ in range(10):
             trial.steps_on(job, 10)  # a scheduler has no patience until it knows how long a period takes
             late = trial.rng.randrange(len(SITES))
@@ -152,16 +160,25 @@ def an_island_is_late(folder: Path, seed: str, long: bool, mode: str = "diloco")
             try:
                 if not _becomes_late(trial, late, stopped_s):
                     continue  # it was about to merge the exchange before, for which the others wait
-                if trial.said(trial.scheduler, f"island {late} is lost"):
+                if trial.said(trial.scheduler, f"island {late} is lost", stopped_s):
                     raise Broken("an island was lost while it was stopped")
-                then = left.pop()
+                then = left.pop(0)
                 if then == "scheduler":
                     trial.restart_scheduler()
-                time.sleep(STOPPED_S)
+                if then == "pause":
+                    trial.jobs.Pause(pb.JobRequest(job=job.id), timeout=60)
+                time.sleep(0.5 if then == "pause" else STOPPED_S)  # a pause waits for one that is silent for the grace
             finally:
                 for peer in members:
                     trial.servers[peer].kill(signal.SIGKILL if then == "killed" else signal.SIGCONT)
-            for peer in members if then == "killed" else ():
+            if then == "slow":
+                _slow_down(trial, members)
+            if then == "pause":
+                trial.until("paused", lambda: trial.view(job).state == "paused")
+                trial.jobs.Resume(pb.ResumeRequest(job=job.id), timeout=60)
+            for peer in members if then == "leaves" else ():
+                trial.servers[peer].terminate()
+            for peer in members if then in ("killed", "leaves") else ():
                 trial.respawn(peer, "--site", site_of[peer])
             trial.figures[f"healed_s_{then.replace(' ', '_')}"] = round(trial.heals(job), 2)
             if not left:
@@ -170,7 +187,34 @@ def an_island_is_late(folder: Path, seed: str, long: bool, mode: str = "diloco")
         trial.figures["late"] = sum(bool(record.late) for record in log)
         if left or trial.figures["late"] < 3:
             raise Void(f"islands were late at other moments than these: {left}, {log}")
+        if troubles != LATE:
+            _is_cancelled(trial, job_of(trial, 400, mode, outer__patience=0.5), list(site_of))
         return trial
+
+
+def _slow_down(trial: Trial, members: Collection[str]) -> None:
+    """A tenth of the time of these stage servers is theirs, for a while."""
+    for _ in range(30):
+        for number, seconds in ((signal.SIGSTOP, 0.45), (signal.SIGCONT, 0.05)):
+            for peer in members:
+                trial.servers[peer].kill(number)
+            time.sleep(seconds)
+
+
+def _is_cancelled(trial: Trial, job: Job, peers: list[str]) -> None:
+    """The job is cancelled while an island is late, and all are free."""
+    trial.until_step(job, 20)
+    members, stopped_s = islands_of(trial, job)[0], time.time()
+    for peer in members:
+        trial.servers[peer].kill(signal.SIGSTOP)
+    is_late = _becomes_late(trial, 0, stopped_s)
+    trial.jobs.Cancel(pb.CancelRequest(job=job.id), timeout=60)
+    for peer in members:
+        trial.servers[peer].kill(signal.SIGCONT)
+    trial.until("cancelled", lambda: trial.view(job).state == "cancelled")
+    trial.until_free(peers)
+    trial.clean()
+    trial.figures["cancelled_late"] = is_late
 
 
 def _becomes_late(trial: Trial, island: int, since_s: float) -> bool:

@@ -820,6 +820,12 @@ SCENARIOS = [
         )
     ),
     Scenario(
+        "islands-troubles",
+        "an island is late, and then slow, or leaves; a pause or the end is asked for meanwhile",
+        partial(islands.an_island_is_late, troubles=("slow", "pause", "leaves")),
+        short=False,
+    ),
+    Scenario(
         "islands-cut-late",
         "sites cut apart, then one from all, where exchanges do not wait",
         partial(islands.an_island_is_cut_off, patience=0.5),

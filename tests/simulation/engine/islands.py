@@ -484,14 +484,18 @@ class World:
         newest = self.made[-NEWEST - 2 * self.shape.fragments :]
         for happened in (EachIsland(at_work, exchanges=newest), *asked, *told):
             self.tell(happened)
-        for peer, one in sorted(self.replicas.items()):
-            if one.is_free:
-                continue
-            hello = Hello(peer, 1, PROTOCOL_VERSION, "", f"at {peer}", "", "cpu", 1, 0, -1, JOB, one.timeline,
-                          one.version, (), one.record.stage, site=one.record.site)  # fmt: skip
-            self.tell(inputs.Happened(peer, hello))
-            for event in (self._loaded(one), *one.said):
-                self.tell(inputs.Happened(peer, event))
+        for _, one in sorted(self.replicas.items()):
+            if not one.is_free:
+                self._dial(one)
+
+    def _dial(self, one: Replica) -> None:
+        """A session of a replica begins."""
+        peer = one.record.peer
+        hello = Hello(peer, 1, PROTOCOL_VERSION, "", f"at {peer}", "", "cpu", 1, 0, -1, JOB, one.timeline,
+                      one.version, (), one.record.stage, site=one.record.site)  # fmt: skip
+        self.tell(inputs.Happened(peer, hello))
+        for event in (self._loaded(one), *one.said):
+            self.tell(inputs.Happened(peer, event))
 
     # Turns ------------------------------------------------------------------------------------------------------
 
@@ -770,6 +774,12 @@ class World:
             held, total = one.means.get((step, own), (None, Counter[int]()))
             if held != number:
                 record = next((donor.log[step] for donor in self._donors(one, command) if step in donor.log), None)
+                if record is None and command.rebases and not command.donors:
+                    one.commands.clear()
+                    one.sums.clear()
+                    self.tell(inputs.PeerSuspect(peer, "session broke", session_lost=True))
+                    self._dial(one)
+                    return None
                 if record is None:
                     one.commands.appendleft(command)  # asked again, as long as that takes
                     self.now_s += 0.1 if command.rebases else 0.0

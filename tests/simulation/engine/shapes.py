@@ -143,7 +143,7 @@ PLAYS: Mapping[str, Plays] = {
     "late-frozen-hard": Plays(replace(hard(_FROZEN), deaths=0, patience=0.2), 4, 3),
     "late-losing": Plays(replace(_SLOW, islands=4, replicas=4, patience=0.1, losses=2), 3, 1),
     "late-by-speed": Plays(replace(by_speed(_SLOW), islands=3, patience=0.05, restarts=6), 4, 2),
-    "late-by-default": Plays(replace(by_speed(_SLOW), lease=4, overlap=1, patience=0.05, restarts=6), 4, 2),
+    "late-by-default": Plays(replace(by_speed(_SLOW), islands=3, lease=4, overlap=1, patience=0.05, restarts=6), 4, 3),
     # Islands do not reach each other, answer nothing, or are slow.
     "split": Plays(_SPLIT, 4, 3),
     "split-streaming": Plays(streaming(_SPLIT), 4, 2),
