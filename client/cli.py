@@ -197,7 +197,11 @@ def _root(
 
 
 def _become(context: typer.Context) -> NoReturn:
-    """Replace this process by the program, which reads its flags itself."""
+    """Replace this process by the program, which reads its flags itself; UsageError if some stand before its name."""
+    above: Any = context.parent
+    if before := above.command.given(above):
+        hint = f"swarm {context.info_name} --help lists its flags"
+        raise UsageError(f"{before[0]} stands before {context.info_name}, which does not read it there", hint=hint)
     sys.stdout.flush()
     # -P: a file of the user's called scheduler.py or random.py must not run instead.
     command = [sys.executable, "-P", "-m", VERBS[str(context.info_name)].module, *context.args]

@@ -139,6 +139,10 @@ class Root(TyperGroup):
         _apply(ctx, self._shared)
         return super().invoke(ctx)
 
+    def given(self, ctx: Any) -> list[str]:
+        """The shared flags that stand before the verb."""
+        return [option.opts[0] for option in self._shared.params if given_as_flag(ctx, option.name)]
+
 
 class Verb(TyperCommand):
     """A verb: takes the shared flags beside its own. They win over those before the verb."""

@@ -21,6 +21,14 @@ from client.shell import Shell
 from swarm.errors import DeadlinePassed, ProcessEnded
 from swarm.process.children import dying_with_parent, end, kill
 
+# Variables of flags that would take a child into another swarm, or to another database; `swarm up` gives no such flag.
+OF_OTHER_SWARMS = frozenset(
+    f"SWARM_{flag}"
+    for flag in (
+        *("SCHEDULER", "SWARM", "BROKER", "BROKER_FILE", "DB", "DB_FILE", "JOIN", "JOIN_FILE", "JOIN_LISTEN"),
+        *("ANNOUNCE", "STAGE", "SITE", "PROXY", "VIA_RELAY"),
+    )
+)
 START_S_MAX = 180.0  # importing torch four times on two busy cores takes a while
 POLL_S = 0.1
 END_S_MAX = 8.0  # stage servers at work take a few seconds to close their links
@@ -170,8 +178,8 @@ class Fleet:
     ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *dying_with_parent(command),
-            # The children belong to this swarm, whichever scheduler the user's commands talk to.
-            env={name: value for name, value in os.environ.items() if name != "SWARM_SCHEDULER"}
+            # The children belong to this swarm, whichever the user's own processes belong to.
+            env={name: value for name, value in os.environ.items() if name not in OF_OTHER_SWARMS}
             | ({"SWARM_INSECURE": "1"} if self._shell.insecure else {}),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=stdout,

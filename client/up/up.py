@@ -157,7 +157,7 @@ def up(
         check_listen(listen)
     host, _, given_port = listen.rpartition(":")
     port = int(given_port) if given_port else port
-    options = UpOptions(stages, replicas, device, job, demo, folder, port, islands, between=link)
+    options = checked(UpOptions(stages, replicas, device, job, demo, folder, port, islands, between=link))
     if not ray:
         return asyncio.run(up_and_wait(shell, options))
     shell.say(f"connecting to Ray at {ray}" if ray != "local" else "starting Ray on this machine")
@@ -179,6 +179,8 @@ class UpOptions:
     islands: int = 1
     cluster: Cluster | None = None  # where the stage servers are; None: here
     between: SlowLink | None = None
+    asked: Sequence[str] = ()  # what the flags change of the job
+    spec: JobSpec | None = None  # of the job with that
 
     @property
     def host(self) -> str:
@@ -194,6 +196,14 @@ class UpOptions:
         """The shape of the swarm, for a person."""
         islands = f" x {self.islands} islands" if self.islands > 1 else ""
         return f"{counted(self.stages, 'stage')} x {counted(self.replicas, 'replica')}{islands}"
+
+
+def checked(options: UpOptions) -> UpOptions:
+    """The flags with the job, before any process starts, as that can take half a minute; Ctrl-C ends it at once."""
+    if options.job is None:
+        return options
+    asked = _asked_for(options, check_job(options.job, ())[0])
+    return replace(options, asked=asked, spec=check_job(options.job, asked)[0])
 
 
 async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | None = None) -> int:
@@ -230,10 +240,7 @@ async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | Non
 
 
 async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet) -> int:
-    # Checked first: starting the processes can take half a minute.
-    asked = [] if options.job is None else _asked_for(options, check_job(options.job, ())[0])
-    spec = None if options.job is None else check_job(options.job, asked)[0]
-    cluster = options.cluster
+    asked, spec, cluster = options.asked, options.spec, options.cluster
     if options.port:
         check_free(f"{options.host}:{options.port}")
     async with AsyncExitStack() as stack:
@@ -285,7 +292,7 @@ def _asked_for(options: UpOptions, spec: JobSpec) -> list[str]:
     """The shape that the flags give to a job whose file leaves it open."""
     asked = []
     if spec.pipeline.stages == "auto" and spec.pipeline.split == "auto":
-        asked.append(f"pipeline.stages={min(options.stages, spec.layers)}")
+        asked.append(f"pipeline.stages={min(options.stages, spec.stages_max)}")
     if options.islands > 1 and spec.island_count == 1:
         asked.append(f"islands.count={options.islands}")
         asked += [] if spec.has_outer_steps else ["averaging.mode=diloco"]
@@ -453,7 +460,10 @@ async def _demo(
         return code
     shell.say(f'\nthe model in {target} goes on after "def " (its first words on paper, at this size):\n')
     code, said = await fleet.run([*programs.sample, str(target), "--prompt", "def ", "--tokens", "200"], capture=True)
-    print(said.strip("\n"), flush=True)
+    if shell.json:
+        shell.data({"model": str(target), "sample": said.strip("\n")})
+    else:
+        print(said.strip("\n"), flush=True)
     if code == 0:
         shell.say(f'\nmore: {sys.executable} -P -m swarm.model.sample {target} --prompt "import "')
     return code

@@ -17,6 +17,7 @@ from client.records import Peer, record
 from client.shell import Shell
 from client.views import links_table, peer_values, peers_table
 from swarm.errors import INTERRUPTED, DeadlinePassed, SchedulerUnreachable, UsageError
+from swarm.limits import STAGES_MAX
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
@@ -44,7 +45,7 @@ def peers(
             autocompletion=offers("peers"),
         ),
     ] = "",
-    stage: Annotated[int, typer.Option(min=-1, help="ls: only this stage.", show_default="all")] = -1,
+    stage: Annotated[int, typer.Option(min=-1, max=STAGES_MAX, help="ls: only this stage.", show_default="all")] = -1,
     state: Annotated[str, typer.Option(help="ls: only peers in this state.", show_default=False)] = "",
     drain_timeout: Annotated[
         float, typer.Option(help="drain: wait this many seconds, then exit 8; the hand-over goes on.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ from swarm.job.footprint import StageSizes, memory_by_stages, memory_text, stage
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.resolve import choice_text
-from swarm.job.spec import JobSpec, load_job, spec_from_json
+from swarm.job.spec import JobSpec, load_job, read_job, spec_from_json
 from swarm.text import counted, first_line, printable, size
 from swarm.text_file import read_small
 from swarm.types import Memory, PeerState, needs_text
@@ -110,7 +109,7 @@ def submit(
     if priority is not None:
         overrides.append(f"limits.priority={priority}")
     if resume_from:
-        overrides.append(f"checkpoint.resume_from={json.dumps(resume_from)}")
+        overrides.append(f"checkpoint.resume_from={json.dumps(resume_from, ensure_ascii=False)}")
     with _job_file(file) as path:
         if plan is not None:
             overrides = [*cut_of(plan, load_job(path, set_ or ()), shell.say), *overrides]
@@ -321,7 +320,7 @@ def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str])
     """Every value of the spec in the order of the job file, resolved as far as it can be without a scheduler."""
     resolved = corpus.resolve(spec)
     family = resolved.model.family
-    in_file = {_final_key(key, family) for key in _leaves(tomllib.loads(read_small(path)))}
+    in_file = {_final_key(key, family) for key in _leaves(read_job(path))}
     by_flag = {_final_key(override.partition("=")[0].strip(), family) for override in overrides}
     written = _leaves(spec.model_dump(mode="json"))
     final = _leaves(resolved.model_dump(mode="json"))

@@ -345,7 +345,7 @@ def _family(spec: JobSpec, published: dict[str, Any], where: str) -> str:
     named = published.get("model_type")
     if isinstance(named, str) and "narrow" in published:
         named = named.removeprefix(NARROW_TYPE)
-    if named not in FAMILIES:
+    if not isinstance(named, str) or named not in FAMILIES:
         raise InvalidModel(
             f"{where} says model_type = {named!r}, which this version cannot train",
             hint=f"it can train {', '.join(FAMILIES)}",

@@ -388,6 +388,23 @@ def test_long_work_is_told_in_lines_where_there_is_no_terminal(
     assert "uploading: " in err
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("logs tiny -n 99999999999", "-n"),
+        ("ls --limit 99999999999", "--limit"),
+        ("peers --stage 99999999999", "--stage"),
+        ("--scheduler lab:7950 stage-server", "--scheduler stands before stage-server"),
+        ("submit job.toml --resume-from /😀", "there is no checkpoint in /😀"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_and_is_no_bug_of_swarm(swarm: Any, line: str, told: str) -> None:
+    code, _, err = swarm(*line.split())
+    assert code in (2, 7)
+    assert told in err
+    assert "bug" not in err
+
+
 def test_flags_of_submit_change_the_job(swarm: Any, fake: FakeJobs) -> None:
     swarm("submit", "-d", "job.toml", "--set", "training.steps=7", "--name", "other", "--priority", "-5")
     spec = spec_from_json(fake.submitted[0].spec_json)
@@ -515,8 +532,13 @@ def test_dry_run_names_the_origin_of_every_value(swarm: Any, fake: FakeJobs) -> 
         assert values[f"pipeline.{key}"] == ("auto", "default, chosen when it is submitted")
     assert values["pipeline.max_in_flight"] == ("auto", "default, chosen when the job starts")
     assert _data(out)["files"] == 1
-    table = swarm("submit", "--dry-run", "job.toml")[1]
-    assert re.search(r"training.steps +20 +file", table)
+    stored = load_job(Path("job.toml")).model_dump(mode="json")
+    stored["model"]["init"] = "random"  # what is stored has no "auto"
+    Path("again.json").write_text(json.dumps({"data": {"spec": stored}}))
+    for file in ("job.toml", "again.json"):
+        code, table, err = swarm("submit", "--dry-run", file)
+        assert code == 0, err
+        assert re.search(r"training.steps +20 +file", table)
     assert not fake.submitted
 
 

@@ -22,7 +22,7 @@ import pytest
 from client.records import Job
 from client.shell import Shell
 from client.up.demo import FOLDER, demo_job, free_name, report
-from client.up.up import UpOptions, up_and_wait
+from client.up.up import UpOptions, checked, up_and_wait
 from swarm.errors import InvalidConfig
 from swarm.job.spec import parse_job
 from tests.support.processes import Forked, code_changes
@@ -168,7 +168,7 @@ fleet.START_S_MAX = up.START_S_MAX = 120.0
 up.SILENT_S, open_jobs.UNSAVED_S_MAX = 0.5, 60.0
 shell = Shell(insecure=True)
 try:
-    sys.exit(asyncio.run(up.up_and_wait(shell, options, programs)))
+    sys.exit(asyncio.run(up.up_and_wait(shell, up.checked(options), programs)))
 except SwarmError as error:
     shell.error(error)
     sys.exit(error.exit_code)
@@ -206,7 +206,7 @@ class Up:
         self.here = here
         self.seen = ""
         self._family: dict[int, psutil.Process] = {}
-        ours = ("SWARM_SCHEDULER",)
+        ours = ("SWARM_SCHEDULER", "SWARM_DB", "SWARM_JOIN")
         environment = {name: text for name, text in os.environ.items() if not name.startswith("SWARM_") or name in ours}
         environment |= {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"}
         command = [str(here / "driver.py"), json.dumps({"data_dir": str(here / "data")} | options)]
@@ -545,12 +545,16 @@ def test_the_port_of_the_scheduler_can_be_chosen_and_a_taken_one_is_told(here: P
     assert chosen.stop() == 130
 
 
-def test_children_do_not_inherit_the_scheduler_of_the_users_commands(
+def test_children_do_not_inherit_what_the_users_own_processes_belong_to(
     here: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SWARM_SCHEDULER", "127.0.0.1:1")
-    stage = (here / "stage.py").read_text()
-    (here / "stage.py").write_text('import os\nassert "SWARM_SCHEDULER" not in os.environ\n' + stage)
+    """A throw-away scheduler opened the database of the user's own one, and its stage servers joined that."""
+    for name in ("SWARM_SCHEDULER", "SWARM_DB", "SWARM_JOIN"):
+        monkeypatch.setenv(name, "127.0.0.1:1")
+    for program in ("scheduler.py", "stage.py"):
+        text = (here / program).read_text()
+        mine = 'import os\nassert not {"SWARM_SCHEDULER", "SWARM_DB", "SWARM_JOIN"} & os.environ.keys()\n'
+        (here / program).write_text(mine + text)
     up = start()
     up.until("Ctrl-C stops everything")
     assert up.stop() == 130
@@ -595,6 +599,16 @@ def test_the_demo_model_replaces_nothing(tmp_path: Path) -> None:
     assert free_name(tmp_path) == tmp_path / FOLDER
     (tmp_path / FOLDER).mkdir()
     assert free_name(tmp_path) == tmp_path / f"{FOLDER}-2"
+
+
+def test_a_job_with_narrow_places_gets_no_more_stages_than_these_allow(tmp_path: Path) -> None:
+    """Its file was refused for a key that nobody had written."""
+    narrow = "[model]\nconfig = { hidden_size = 16, num_hidden_layers = 4, num_attention_heads = 2 }"
+    narrow += f'\nnarrow = {{ kind = "maxout", every = 2 }}\n[data]\nsource = "{tmp_path}/text.txt"\n'
+    (tmp_path / "job.toml").write_text(f'name = "tiny"\n{narrow}')
+    (tmp_path / "text.txt").write_text("some words " * 1000)
+    options = checked(UpOptions(4, 1, "cpu", tmp_path / "job.toml", False, None))
+    assert (options.asked, options.spec and options.spec.pipeline.stages) == (["pipeline.stages=2"], 2)
 
 
 async def test_a_folder_that_cannot_be_made_is_an_error_with_a_hint(tmp_path: Path) -> None:

@@ -217,7 +217,8 @@ def metrics() -> str:
 
 _ERRORS = """\
 An error has a code, one sentence with its cause, and mostly a hint with the next command. The exit code of `swarm`
-tells the kinds of errors apart; with `-o json` the error is JSON on stdout."""
+tells the kinds of errors apart; with `-o json` the error is JSON on stdout,
+but for programs such as `swarm plan`."""
 
 
 def errors() -> str:

@@ -13,6 +13,7 @@ from client.connection import dial
 from client.flags import JobName, offers
 from client.shell import Shell, utc
 from swarm.errors import NotFound, UsageError
+from swarm.limits import STAGES_MAX
 from swarm.process.logs import LOG_LEVELS
 from swarm.text import as_date, seconds
 from swarm.wire import jobs_pb2 as pb
@@ -24,9 +25,11 @@ def logs(
     context: typer.Context,
     job: JobName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="Only this many last lines; 0 = all.")] = 100,
+    tail: Annotated[
+        int, typer.Option("--tail", "-n", min=0, max=2**32 - 1, help="Only this many last lines; 0 = all.")
+    ] = 100,
     peer: Annotated[str, typer.Option(help="Only this peer.", show_default=False, autocompletion=offers("peers"))] = "",
-    stage: Annotated[int, typer.Option(min=-1, help="Only this stage.", show_default="all")] = -1,
+    stage: Annotated[int, typer.Option(min=-1, max=STAGES_MAX, help="Only this stage.", show_default="all")] = -1,
     level: Annotated[str, typer.Option(help="This level and above: debug, info, warning or error.")] = "info",
     since: Annotated[str, typer.Option(help="Only since then: 10m, 2h, or an ISO-8601 time.", show_default=False)] = "",
 ) -> None:

@@ -24,7 +24,7 @@ def ls(
     context: typer.Context,
     all_: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.")] = False,
     state: Annotated[str, typer.Option(help="Only jobs in this state.", show_default=False)] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="At most this many.")] = 50,
 ) -> None:
     """List jobs, newest first."""
     shell: Shell = context.obj

@@ -76,6 +76,7 @@ def test_a_head_in_the_file_of_a_tied_model_is_its_own_unless_it_is_the_embeddin
         (LLAMA, {"attention_bias": True}, r"lacks tensor model.layers.0.self_attn.q_proj.bias"),
         (LLAMA, {"model_type": "bert"}, "'bert', which this version cannot train"),
         (LLAMA, {"model_type": None}, "model_type = None"),
+        (LLAMA, {"model_type": ["llama"]}, r"model_type = \['llama'\]"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantised"),
         (LLAMA, {"hidden_size": None}, "hidden_size = None"),
         (LLAMA, {"hidden_size": "36"}, "hidden_size = '36'"),
