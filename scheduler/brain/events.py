@@ -165,7 +165,10 @@ def _on_failed(parts: Parts, peer: PeerId, event: messages.Failed, now_s: float)
     if event.job != parts.state.settings.job:
         return
     pool, settings, departures = parts.state.pool, parts.state.settings, parts.departures
-    name, others = pool.name(peer), len(pool.by_stage[pool.stage_of(peer)]) - 1
+    name, stage = pool.name(peer), pool.stage_of(peer)
+    others = len(pool.by_stage[stage]) - 1
+    if (census := parts.state.census) is not None:  # who is not back yet counts, too
+        others = sum(at == stage for other, at in census.known.items() if other != peer)
     is_loading = parts.state.mode is Mode.LOADING
     least = max(1, settings.rebalance.min_replicas) if is_loading else 1  # a job needs this many to start
     if settings.recover and others >= least:
@@ -188,9 +191,9 @@ def _on_hello(parts: Parts, happened: Happened, hello: messages.Hello, now_s: fl
         where = (hello.address, hello.stage, hello.device, hello.pinned_stage >= 0, hello.site)
         parts.reattach.enlist(ReplicaRecord(peer, hello.incarnation, *where, happened.room))
     parts.reattach.heard(hello)
-    if state.census is not None and not parts.reattach.holds_stage(hello):
-        departures = parts.departures
-        departures.expel(peer, f"it holds stage {hello.stage} of timeline {hello.timeline}", "refused", now_s)
+    if state.census is not None and not parts.reattach.may_gather(hello):
+        holds = f"it holds version {hello.version} of stage {hello.stage} of timeline {hello.timeline}"
+        parts.departures.expel(peer, holds, "refused", now_s)
         return
     if state.census is not None:
         state.census.report(hello, now_s, doubted=happened.doubted)

@@ -143,6 +143,9 @@ class JobRunner:
             outcome = Outcome(
                 JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
             )
+        asked = {JobState.PAUSING: JobState.PAUSED, JobState.CANCELLING: JobState.CANCELLED}.get(job.record.state)
+        if outcome.state is JobState.STALLED and asked is not None:  # a stage was lost before the brain heard of it
+            outcome = replace(outcome, state=asked, reason=f"{job.record.reason}; {outcome.reason}")
         if outcome.state is JobState.STALLED:
             committed, stood_still = run.brain.counts().committed_steps, bool(outcome.error_code)
             job.stalls = job.stalls.after(committed, job.record.first_steps[-1], stood_still=stood_still)

@@ -15,6 +15,7 @@ import torch
 from scheduler.api.members.passes import Issuer
 from scheduler.api.views import job_view
 from scheduler.assembly import assemble
+from scheduler.brain import inputs
 from scheduler.brain.explain.facts import Fact, explain_job
 from scheduler.brain.state.brain_state import Mode
 from scheduler.jobs.driver import JobDriver
@@ -462,3 +463,16 @@ async def test_a_peer_of_the_abandoned_timeline_that_comes_back_is_one_like_any_
     await scene.succeeds()
     assert victim in {peer for pool in scene.job.stages.values() for peer in pool}
     assert scene.job.record.timeline == 1
+
+
+@saving()
+async def test_a_job_that_is_cancelled_as_a_stage_is_lost_does_not_train_on_by_itself(scene: Scene) -> None:
+    """It stalled, took stage servers and went on, since its brain had not heard yet that it is to end."""
+    await scene.until_kept(2)
+    job = scene.job
+    assert job.run is not None
+    for peer in job.stages[1]:
+        job.run.driver.tell(inputs.PeerGone(peer, "killed"))
+    await scene.rig.jobs.cancel(job, "cancelled by its user")
+    await scene.until(JobState.CANCELLED)
+    assert job.record.reason.startswith("cancelled by its user")

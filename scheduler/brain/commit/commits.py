@@ -155,7 +155,7 @@ class Commits:
             return [Fail(ReplicaDiverged.code, f"{pool.name(peer)} {did}", hint)]
         run = self._state.progress.runs[event.step]
         run.commits[peer] = event
-        return self.compare(run, [stage])
+        return [] if self._state.census is not None else self.compare(run, [stage])  # others may still come back
 
     def compare(self, run: StepRun, stages: Iterable[int] = ()) -> list[Remedy]:
         """Remedies for replicas whose commit differs from their stage's; all `stages` by default."""

@@ -192,7 +192,7 @@ class Rounds:
         for peer in self._state.pool:
             if self._state.ledger.has_part(run.step, peer):
                 self.void(run, peer, cause, now_s)
-        for gone in self._state.ledger.contributors(run.step):  # a decided step keeps what the lost have done for it
+        for gone in self._state.ledger.participants(run.step):  # a decided step keeps what the lost have done for it
             self._state.ledger.peer_gone(gone, [run.step], cause, now_s)
 
     def lost(self, peer: PeerId) -> None:

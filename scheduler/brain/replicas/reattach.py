@@ -90,6 +90,10 @@ class Reattach:
         settings, stage = self._state.settings, self._state.pool.stage_of(hello.peer)
         return (hello.job, hello.timeline, hello.stage) == (settings.job, settings.timeline, stage)
 
+    def may_gather(self, hello: Hello) -> bool:
+        """Whether a replica that is back since the scheduler was restarted still holds what it can go on from."""
+        return self.holds_stage(hello) and not hello.join and self._holds_version(hello.version)
+
     def reattach(self, hello: Hello, now_s: float) -> bool:
         """Let a replica with a new session go on where it stands; False if it cannot."""
         settings, peer, version = self._state.settings, hello.peer, hello.version

@@ -381,9 +381,11 @@ class Ledger:
         """How many contributions of the step the peer holds."""
         return self._contributions(self._steps[step])[peer]
 
-    def contributors(self, step: int) -> list[PeerId]:
-        """All that hold a contribution of the step, be they gone or not."""
-        return sorted(self._contributions(self._steps[step]))
+    def participants(self, step: int) -> list[PeerId]:
+        """All that hold a contribution of the step, or have a hop of it, be they gone or not."""
+        opened = self._steps[step]
+        named = {entry.hop.peer for _, _, entry in self._entries(opened) if entry.hop is not None}
+        return sorted(named | self._contributions(opened).keys())
 
     def is_full(self, step: int) -> bool:
         """Every (stage, microbatch) has exactly one holder."""

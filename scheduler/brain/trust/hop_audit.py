@@ -266,9 +266,12 @@ class HopAudit(ReplicaAudit):
         candidates = _candidates(inquiry, self._able(case, now_s))
         match vote(_results(inquiry.said), may_ask=bool(candidates)):
             case InquiryState.ASKS:
-                if None not in ledger.hops(hop.step, hop.index):  # else the neighbours are not known yet
+                if None not in ledger.hops(hop.step, hop.index):
                     self._ask(inquiry, self._rng.choice(candidates), now_s)
-                return []
+                    return []
+                if self._state.progress.runs[hop.step].can_be_redone:
+                    return []  # the neighbours are not known yet
+                self._leave_unchecked(inquiry)  # nobody routes a decided step any more
             case InquiryState.ALIKE:
                 self._strikes.counts[case.holder] += 1
             case InquiryState.ODD:
