@@ -327,6 +327,11 @@ def _raw(tensor: Tensor) -> Tensor:
 
 def _landed(payload: memoryview, *, pinned: bool = False) -> Tensor:
     """A copy as flat uint8; from pinned memory a GPU fetches it in the background."""
-    landed = torch.empty(payload.nbytes, dtype=torch.uint8, pin_memory=pinned)
+    try:
+        landed = torch.empty(payload.nbytes, dtype=torch.uint8, pin_memory=pinned)
+    except RuntimeError:
+        if not pinned:
+            raise
+        landed = torch.empty(payload.nbytes, dtype=torch.uint8)  # no more may be pinned: the copy takes longer
     landed.numpy()[:] = np.frombuffer(payload, dtype=np.uint8)
     return landed

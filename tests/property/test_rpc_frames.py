@@ -393,3 +393,12 @@ def test_uncompressed_bytes_count_the_type_that_is_computed_in() -> None:
     part = Slice(JobId("job-1"), 0, 3, UnitName("stage-0"), Round(1, 1), False, 0, SENDER, 7, "float64", 3, 24)
     assert uncompressed_bytes(part) == (24)
     assert uncompressed_bytes(header_of(0)) == 0
+
+
+def test_a_tensor_of_three_gibibytes_is_taken_in() -> None:
+    """Islands send a whole unit at once: with 537 million parameters in a stage they never exchanged."""
+    header = header_of(3 << 30, shape=(3 << 28,))
+    fields = {name: getattr(header, name) for name in ("direction", "sender", "shape", "codec", "total_bytes", "dtype")}
+    frame = frame_pb2.Frame(header={"boundary": frame_pb2.Boundary(microbatch={}, **fields)}, payload=b"abcd")
+    frame.checksum = xxhash.xxh3_64_intdigest(frame.header.SerializeToString() + b"abcd", 0)
+    assert Assembler(accept).add(decode(frame.SerializeToString())) is None

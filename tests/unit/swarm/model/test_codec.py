@@ -13,6 +13,7 @@ from swarm.model.codec import (
     CODECS,
     INT8_TILE,
     SLICE_CODECS,
+    arrived,
     decode,
     decode_slice,
     encode,
@@ -165,3 +166,10 @@ def test_values_that_only_the_codec_makes_infinite_are_told_from_others() -> Non
             is_beyond = bool(tensor.isfinite().all() and not tensor.to(cast).isfinite().all())
             assert bool(overflows(tensor, codec)) == is_beyond, (value, codec)
     assert overflows(torch.tensor([1e30]), "int8") is overflows(torch.tensor([1e30]), "none") is None
+
+
+def test_what_arrives_for_a_gpu_is_kept_though_no_memory_can_be_pinned() -> None:
+    """The cell had the tensor already when that failed, so it was lost. Without a GPU nothing can be pinned."""
+    tensor = torch.arange(5.0)
+    there = arrived(*encode(tensor, "none"), "none", torch.device("cuda"))
+    assert torch.equal(there.payload.view(torch.float32), tensor)
