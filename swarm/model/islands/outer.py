@@ -31,6 +31,8 @@ from swarm.model.codec import round_trip
 from swarm.model.digests import digest_of
 from swarm.model.exact_sums import squared_norms
 
+TILE = 1 << 20  # elements of which a copy in float64 is made at a time
+
 
 @dataclass(frozen=True, slots=True)
 class OuterState:
@@ -134,7 +136,8 @@ def compose(proposals: Iterable[Tensor], shares: Sequence[float]) -> Tensor:
     for share, one in zip(shares, proposals, strict=True):
         if total is None:
             total = torch.zeros(one.shape, dtype=torch.float64)
-        total += one.double().mul_(share)
+        for sums, tile in zip(total.view(-1).split(TILE), one.reshape(-1).split(TILE), strict=True):
+            sums += tile.double().mul_(share)
     assert total is not None, "somebody proposes"
     return total.float()
 

@@ -34,6 +34,17 @@ def test_the_mean_is_summed_in_float64_and_rounded_once() -> None:
     assert compose([drawn(0), drawn(1)], [0.25, 0.75]).dtype == torch.float32
 
 
+def test_a_large_proposal_is_added_tile_by_tile_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole copy in float64 took 8 bytes for each number of a unit, beside the sum."""
+    monkeypatch.setattr("swarm.model.islands.outer.TILE", 7)
+    held, shares = (
+        [torch.randn(5, 11, generator=torch.Generator().manual_seed(seed)) for seed in range(3)],
+        (0.2, 0.3, 0.5),
+    )
+    whole = sum((one.double() * share for one, share in zip(held, shares, strict=True)), torch.zeros(5, 11).double())
+    assert torch.equal(compose(held, shares), whole.float())
+
+
 def test_momentum_starts_at_zero_and_the_anchor_at_the_weights() -> None:
     weights = drawn(0)
     state = OuterState.of(weights)
