@@ -309,8 +309,10 @@ def _file(tensors: Mapping[str, Tensor]) -> Pieces:
 def wanted_names(spec: JobSpec, stage: int) -> frozenset[str]:
     """The names under which files may hold the tensors of a stage: the parameters', with and without the trunk."""
     family = FAMILIES[spec.model.family]
-    names = parameter_shapes(spec, stage)
-    return frozenset(names) | {name.removeprefix(f"{family.trunk}.") for name in names} | {family.head_in_files}
+    names = set(parameter_shapes(spec, stage))
+    names |= {name.removeprefix(f"{family.trunk}.") for name in names}
+    has_head = HEAD in names or (spec.tied and family.embedding_name in names)
+    return frozenset(names | {HEAD, family.head_in_files} if has_head else names)
 
 
 def part_file(spec: JobSpec, name: str) -> str:

@@ -13,6 +13,7 @@ from swarm.errors import InvalidConfig, InvalidModel
 from swarm.hf.pretrained import ground, look_at_model
 from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
+from swarm.model.state import wanted_names
 from tests.support.model_folders import Tensors, tensors_of, write_model
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 260}
@@ -173,3 +174,12 @@ def test_sequences_beyond_rotary_positions_are_a_line_and_no_error(
     lines = look(folder(tmp_path / "hf", LLAMA | {"max_position_embeddings": 4} | config))
     assert len(lines) == bool(words)
     assert words in "".join(lines)
+
+
+@pytest.mark.parametrize(("is_tied", "stages"), [(False, [2]), (True, [0, 2])])
+def test_only_stages_with_the_head_ask_the_hub_for_its_file(is_tied: bool, stages: list[int]) -> None:
+    """Each stage server downloaded the file of the head, a gigabyte and more of a large model."""
+    config = {"num_hidden_layers": 3, "vocab_size": 260, "tie_word_embeddings": is_tied}
+    job = {"name": "t", "model": {"config": config}, "data": {"source": "x"}, "pipeline": {"stages": 3}}
+    spec = resolve(parse_job(job), Basis(257))
+    assert [stage for stage in range(3) if "lm_head.weight" in wanted_names(spec, stage)] == stages

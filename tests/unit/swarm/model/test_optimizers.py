@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, InvalidModel
 from swarm.job.optimizers import FACTS, OptimizerName
 from swarm.job.spec import TrainingSection, parse_job
 from swarm.model import optimizers
@@ -50,6 +50,18 @@ def test_state_is_named_by_parameter(optimizer: str, momentum: float, names: lis
         state = made.state_of(name)
         assert list(state) == names
         assert all(kept.shape in ((), parameter.shape) for kept in state.values())
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.9, 0.0), (0.0, 0.9)])
+def test_sgd_goes_on_where_a_resume_switches_its_momentum_on_or_off(before: float, after: float) -> None:
+    """The change was accepted, and then no replica could load."""
+    parameters = {"a": tensor(3, 2, seed=0)}
+    one, other = (Optimizer(training("sgd", momentum=momentum), parameters.items()) for momentum in (before, after))
+    one.step(parameters.items(), {"a": tensor(3, 2, seed=1)}, 0.1)
+    other.restore("a", one.state_of("a"))
+    assert [kept.any().item() for kept in other.state_of("a").values()] == ([False] if after else [])
+    with pytest.raises(InvalidModel, match="first_moment"):
+        other.restore("a", Optimizer(training("adamw"), parameters.items()).state_of("a"))
 
 
 @pytest.fixture
