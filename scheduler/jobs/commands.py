@@ -32,7 +32,7 @@ from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.state_files import check_uploaded
 from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
-from swarm.errors import InvalidConfig, NotAllowed
+from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.job.changes import JOB_AND_STEP, check_changes, check_leases, check_state, check_steps, with_places_of
 from swarm.job.footprint import host_step_s, model_costs
 from swarm.job.islands import check_for_swarm
@@ -269,6 +269,8 @@ class Jobs:
         failed or cancelled; InvalidConfig, NotFound, CheckpointDamaged.
         """
         record = job.record
+        if self.registry.get(record.id) is not job:
+            raise NotFound(f"job {record.id} was removed meanwhile", hint="list the others with: swarm ls -a")
         if record.state not in _RESUMABLE or job.run is not None:
             hint = f"start another job from it: swarm submit FILE --resume-from {record.id}:latest"
             state = "is being stopped" if job.run is not None else record.state.phrase

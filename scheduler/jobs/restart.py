@@ -19,6 +19,8 @@ from swarm.errors import InvalidConfig, SwarmError
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.types import JobState
 
+AT_WORK = (JobState.LOADING, JobState.RUNNING, JobState.PAUSING, JobState.CANCELLING)
+
 
 @dataclass(eq=False)
 class Restart:
@@ -35,8 +37,8 @@ class Restart:
         """Read all jobs and continue the open ones."""
         stores = self._ports.stores
         await stores.files.load()
-        for record in await stores.database.jobs():
-            job = await self._read(record)
+        jobs = [await self._read(record) for record in await stores.database.jobs()]
+        for job in sorted(jobs, key=lambda job: job.record.state in AT_WORK):  # last: the grace of their peers begins
             await self._continue(job)
 
     async def _read(self, record: JobRecord) -> Job:
@@ -70,7 +72,7 @@ class Restart:
                 await self._find_start(job, at_work=True)
             case JobState.STALLED:
                 self._tasks.create_task(self._timelines.go_back(job))
-            case JobState.RUNNING | JobState.PAUSING | JobState.CANCELLING:
+            case state if state in AT_WORK:
                 await self._find_start(job, at_work=True)
             case _:
                 pass  # paused or ended: a person decides

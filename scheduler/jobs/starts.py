@@ -159,6 +159,8 @@ class Timelines:
         """NotAllowed if the job is no longer as in `record`; StorageError, DatabaseUnavailable: try again."""
         found = await self._ports.stores.checkpoints.choose(record, job.spec, LATEST)
         found_of = found.checkpoint.job if found.checkpoint is not None else None
+        if found_of != record.id and not found.skipped:
+            await self._ports.stores.checkpoints.check_there(record, job.spec, job.newest)
         way = stall.recovery_for(record.id, found_of, skipped=bool(found.skipped))
         if way is stall.Recovery.BY_HAND:
             if job.record is record:

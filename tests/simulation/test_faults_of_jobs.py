@@ -17,7 +17,7 @@ import torch
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import JobProgress
 from scheduler.storage.job_record import JobRecord
-from swarm.errors import DatabaseUnavailable, InvalidConfig, JobFailed
+from swarm.errors import DatabaseUnavailable, InvalidConfig, JobFailed, NotFound
 from swarm.job.spec import parse_job
 from swarm.model.stage import Stage
 from swarm.mqtt.bus import Bus
@@ -279,3 +279,15 @@ async def test_what_followers_are_told_never_raises() -> None:
     )
     for loss in (math.nan, math.inf, 1.0):
         announcer.job_changed(record, JobProgress(loss=loss))
+
+
+@of_two()
+async def test_a_job_that_is_removed_while_it_is_about_to_go_on_does_not_come_back(desk: Desk) -> None:
+    """Its row came back without its data, and at the next start of the scheduler it was a job again."""
+    job = await desk.submit()
+    await desk.rig.jobs.cancel(job, "no more")
+    await desk.until_state(job, JobState.CANCELLED)
+    await desk.rig.jobs.removal.remove(job)
+    with pytest.raises(NotFound, match="was removed meanwhile"):
+        await desk.rig.jobs.resume(job, "0", None)
+    assert await desk.rig.jobs.stores.database.jobs() == []

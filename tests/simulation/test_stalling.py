@@ -6,6 +6,7 @@ Real flows, brain and torch on virtual time: whatever of the abandoned timeline 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from scheduler.brain import inputs
 from scheduler.brain.explain.facts import Fact, explain_job
 from scheduler.brain.state.brain_state import Mode
 from scheduler.jobs.driver import JobDriver
+from swarm.checkpoint.storage import LocalStorage
 from swarm.errors import PeerUnavailable, StorageError
 from swarm.pki.passes import PassKey
 from swarm.types import JobState
@@ -476,3 +478,24 @@ async def test_a_job_that_is_cancelled_as_a_stage_is_lost_does_not_train_on_by_i
     await scene.rig.jobs.cancel(job, "cancelled by its user")
     await scene.until(JobState.CANCELLED)
     assert job.record.reason.startswith("cancelled by its user")
+
+
+@pytest.mark.parametrize("what", ["all", "the newest"])
+@saving()
+async def test_a_job_whose_checkpoints_are_away_waits_for_them(scene: Scene, what: str) -> None:
+    """An empty mount point was taken for a job without checkpoints: it began anew, and later pruned the real ones."""
+    await scene.until_kept(2)
+    place = scene.rig.jobs.stores.checkpoints.storage(scene.job.spec, scene.job.record.id)
+    assert isinstance(place, LocalStorage)
+    scene.kill_stage(1)
+    root, away = place.root, place.root.with_name("away")
+    root.rename(away)
+    if what == "the newest":
+        root.mkdir()
+    await scene.until_reason("is not there" if what == "all" else "is not at")
+    assert (scene.job.record.state, scene.job.record.timeline) == (JobState.STALLED, 0)
+    shutil.rmtree(root, ignore_errors=True)
+    away.rename(root)
+    scene.add_peer("new")
+    await scene.succeeds()
+    assert scene.job.start is not None

@@ -148,6 +148,19 @@ class CheckpointCatalog:
 
         return await run_blocking(self.executor, look)
 
+    async def check_there(self, record: JobRecord, spec: JobSpec, known: Checkpoint | None) -> None:
+        """StorageError if the place of a job that has begun, or the checkpoint that is known there, is gone: an empty
+        mount point has no checkpoints either.
+        """
+        place = await run_blocking(self.executor, lambda: self.storage(spec, record.id))
+        is_gone = isinstance(place, LocalStorage) and not await run_blocking(self.executor, place.root.is_dir)
+        if is_gone or known is not None:
+            told = (
+                f"{place.where} is not there" if is_gone or known is None else f"{known.name} is not at {place.where}"
+            )
+            hint = f"is its disk mounted? To begin anew: swarm cancel {record.id}, swarm resume {record.id} --from 0"
+            raise StorageError(told, hint=hint)
+
     async def choose(self, record: JobRecord, spec: JobSpec, which: str) -> Found:
         """The checkpoint to resume from, after reading every byte: the "latest" that verifies, or a step's.
 

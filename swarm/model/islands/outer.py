@@ -136,8 +136,9 @@ def compose(proposals: Iterable[Tensor], shares: Sequence[float]) -> Tensor:
     for share, one in zip(shares, proposals, strict=True):
         if total is None:
             total = torch.zeros(one.shape, dtype=torch.float64)
-        for sums, tile in zip(total.view(-1).split(TILE), one.reshape(-1).split(TILE), strict=True):
-            sums += tile.double().mul_(share)
+        flat, sums = one.reshape(-1), total.view(-1)
+        for at in range(0, flat.numel(), TILE):
+            sums[at : at + TILE] += flat[at : at + TILE].double().mul_(share)
     assert total is not None, "somebody proposes"
     return total.float()
 
