@@ -153,7 +153,10 @@ class JobRemoval:
             await asyncio.sleep(TIDY_S)
 
     async def tidy_once(self, *, expires: bool = True) -> None:
-        """Finish removals that failed; remove jobs that are kept no longer, and uploads that no job names for a day."""
+        """Write states and finish removals that failed before; remove jobs that are kept no longer, and uploads that no
+        job names for a day.
+        """
+        await self._registry.put_again()
         for gone in list(self._unfinished.values()):
             await self._finish(gone)
         for job in self._expired() if expires else ():

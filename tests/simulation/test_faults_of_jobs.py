@@ -291,3 +291,24 @@ async def test_a_job_that_is_removed_while_it_is_about_to_go_on_does_not_come_ba
     with pytest.raises(NotFound, match="was removed meanwhile"):
         await desk.rig.jobs.resume(job, "0", None)
     assert await desk.rig.jobs.stores.database.jobs() == []
+
+
+@of_two()
+async def test_a_state_that_the_database_refused_is_written_once_it_is_back(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was cancelled meanwhile was queued again at the next start of the scheduler, and trained."""
+    jobs, real = desk.rig.jobs, desk.rig.store.put_job
+
+    async def away(record: JobRecord) -> None:
+        raise DatabaseUnavailable("the disk is full")
+
+    job = await desk.submit()
+    monkeypatch.setattr(desk.rig.store, "put_job", away)
+    await jobs.cancel(job, "no more", checkpoint=False)
+    await desk.until_state(job, JobState.CANCELLED)
+    await asyncio.sleep(30.0)
+    assert (await desk.rig.store.jobs())[0].state is not JobState.CANCELLED
+    monkeypatch.setattr(desk.rig.store, "put_job", real)
+    await jobs.removal.tidy_once()
+    assert (await desk.rig.store.jobs())[0].state is JobState.CANCELLED
