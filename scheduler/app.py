@@ -99,7 +99,7 @@ async def serve(options: SchedulerOptions) -> None:
     log = get_logger("scheduler")
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.data_dir))
-        commits, files, log_readers = _threads(stack)
+        commits, files, savers, log_readers = _threads(stack)
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
         look = _exporter(options, product, stack).look if options.otlp else None
         url = database_in(options.data_dir) if options.db == "sqlite" else options.db
@@ -121,8 +121,10 @@ async def serve(options: SchedulerOptions) -> None:
         if options.insecure:
             log.warning("--insecure: whoever reaches this address owns the swarm", address=address)
         presence = None if bus is None else await _presence(options, bus, address, database, product, tasks)
-        record, roots = options.record, options.checkpoint_roots
-        stores = Stores.under(options.data_dir, database, files, log_readers, record=record, checkpoint_roots=roots)
+        stores = Stores.under(
+            *(options.data_dir, database, files, log_readers),
+            checkpoint_threads=savers, record=options.record, checkpoint_roots=options.checkpoint_roots,
+        )  # fmt: skip
         ports = SchedulerPorts(stores, announcer, metrics, SystemRandom(), time.time, log, product)
         membership = Membership(grace_s=options.grace_s)
         stack.callback(ports.stores.logs.flush)
@@ -160,8 +162,9 @@ async def serve(options: SchedulerOptions) -> None:
 
 
 def _threads(stack: AsyncExitStack) -> Iterator[ThreadPoolExecutor]:
-    """Own threads for each, so no commit waits behind the files of a checkpoint or a reader of logs."""
-    for name, count in (("database", 1), ("files", 4), ("logs", 2)):
+    """Own threads for each, so no commit waits behind the files of a checkpoint or a reader of logs, and no job starts
+    late because the storage of another's checkpoints hangs."""
+    for name, count in (("database", 1), ("files", 4), ("checkpoints", 4), ("logs", 2)):
         yield stack.enter_context(ThreadPoolExecutor(max_workers=count, thread_name_prefix=name))
 
 

@@ -18,8 +18,8 @@ from scheduler.storage.stamps import Stamps
 class Stores:
     """The stores of one scheduler.
 
-    The database has a thread of its own, so no commit waits for a file. `threads` do the work on files; None does it
-    at once, as simulation wants it.
+    The database has a thread of its own, so no commit waits for a file. `threads` do the work on files, others that of
+    checkpoints, whose storage may hang; None does it at once, as simulation wants it.
     """
 
     database: Database
@@ -38,10 +38,11 @@ class Stores:
         threads: ThreadPoolExecutor | None = None,
         log_readers: ThreadPoolExecutor | None = None,
         *,
+        checkpoint_threads: ThreadPoolExecutor | None = None,
         record: bool = False,
         checkpoint_roots: Sequence[Path | str] = (),
     ) -> Stores:
-        catalog = CheckpointCatalog(root, threads, checkpoint_roots)
+        catalog = CheckpointCatalog(root, checkpoint_threads or threads, checkpoint_roots)
         transcripts = root / "jobs" if record else None
         return cls(
             database,

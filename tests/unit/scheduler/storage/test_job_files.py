@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.storage.database import Database
+from scheduler.storage.executor import run_blocking
 from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_record import JobRecord
+from scheduler.storage.stores import Stores
 from swarm.data.batches import TokenData
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.resolve import Basis, resolve
@@ -88,3 +92,18 @@ async def test_the_longest_data_is_opened_and_named_aside_from_the_event_loop(tm
             await files.opened(spec, longest, "")
             assert len(await files.named_by(records)) == SHARDS_MAX
     assert held.units <= UNITS_MAX, f"{held.units:.0f} units"
+
+
+async def test_files_of_jobs_are_served_while_the_storage_of_checkpoints_hangs(tmp_path: Path) -> None:
+    """Four stages that saved to a disk that was away held all threads, so no other job started."""
+    is_back = threading.Event()
+    with ThreadPoolExecutor(4) as files, ThreadPoolExecutor(4) as savers:
+        database = await Database.open("sqlite://", None)
+        stores = Stores.under(tmp_path, database, files, checkpoint_threads=savers)
+        hanging = [asyncio.ensure_future(run_blocking(stores.checkpoints.executor, is_back.wait)) for _ in range(4)]
+        try:
+            await asyncio.wait_for(stores.files.put_tokenizer(JobId("j"), {"a": b""}), 20)
+            assert not any(task.done() for task in hanging)
+        finally:
+            is_back.set()
+            await asyncio.gather(*hanging)
