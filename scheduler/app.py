@@ -99,7 +99,7 @@ async def serve(options: SchedulerOptions) -> None:
     log = get_logger("scheduler")
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.data_dir))
-        commits, files, savers, log_readers = _threads(stack)
+        commits, files, savers, readers = _threads(stack)
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
         look = _exporter(options, product, stack).look if options.otlp else None
         url = database_in(options.data_dir) if options.db == "sqlite" else options.db
@@ -121,10 +121,8 @@ async def serve(options: SchedulerOptions) -> None:
         if options.insecure:
             log.warning("--insecure: whoever reaches this address owns the swarm", address=address)
         presence = None if bus is None else await _presence(options, bus, address, database, product, tasks)
-        stores = Stores.under(
-            *(options.data_dir, database, files, log_readers),
-            checkpoint_threads=savers, record=options.record, checkpoint_roots=options.checkpoint_roots,
-        )  # fmt: skip
+        record, roots = options.record, options.checkpoint_roots
+        stores = Stores.under(options.data_dir, database, files, readers, savers, record=record, checkpoint_roots=roots)
         ports = SchedulerPorts(stores, announcer, metrics, SystemRandom(), time.time, log, product)
         membership = Membership(grace_s=options.grace_s)
         stack.callback(ports.stores.logs.flush)

@@ -37,8 +37,8 @@ class Stores:
         database: Database,
         threads: ThreadPoolExecutor | None = None,
         log_readers: ThreadPoolExecutor | None = None,
-        *,
         checkpoint_threads: ThreadPoolExecutor | None = None,
+        *,
         record: bool = False,
         checkpoint_roots: Sequence[Path | str] = (),
     ) -> Stores:

@@ -25,7 +25,7 @@ with quiet_start():
     from swarm.job.islands import check_speeds, outer_remarks
     from swarm.job.outer_log import Entry, read
     from swarm.job.spec import load_job
-    from swarm.process.lifecycle import JobChanges, program, run_cli
+    from swarm.process.lifecycle import program, run_cli
 
 SPEED_MIN, SPEED_MAX = 1e-6, 1e6  # of --speeds: the ratios of these are numbers that can be counted with
 
@@ -38,7 +38,9 @@ def train_local(
         Path, typer.Argument(metavar="FILE", help="Job file (TOML), or what swarm status JOB -o json printed.")
     ],
     out: Annotated[Path | None, typer.Option(help="Where the model folder goes; the job's name if left out.")] = None,
-    overrides: JobChanges = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
+    ] = None,
     threads: Annotated[
         str,
         typer.Option(
