@@ -178,7 +178,7 @@ class Fleet:
     ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *dying_with_parent(command),
-            # The children belong to this swarm, whichever the user's own processes belong to.
+            # The children belong to this swarm, and not to the swarm of the user's other processes.
             env={name: value for name, value in os.environ.items() if name not in OF_OTHER_SWARMS}
             | ({"SWARM_INSECURE": "1"} if self._shell.insecure else {}),
             stdin=asyncio.subprocess.DEVNULL,

@@ -23,6 +23,7 @@ from swarm.wire import jobs_pb2 as pb
 
 RELAY = "relay"  # the state of those that are none, but carry their bytes
 NOT_IN_POOL = (PeerState.GONE, PeerState.DRAINING, PeerState.QUARANTINED, RELAY)  # they get no stage
+SPEED_MIN = 1e6  # a pool takes no lower speed
 LINE_S = 1.0  # between two lines of progress
 LINE_MBIT_MIN = 0.001  # a slower line is left out of a pool: nothing trains over it
 
@@ -112,7 +113,11 @@ def pool_lines(peers: Sequence[Peer]) -> Iterator[str]:
         yield f'host_memory = "{peer.host_bytes}B"' if peer.host_bytes else '# host_memory = "64GiB"'
         yield f'site = "{peer.site}"' if peer.site else '# site = "oregon"'
         speed = peer.multiply_adds_per_s
-        yield f"speed = {speed:.4g}" if speed > 0 else "# speed = 2.1e12  # multiply-adds of a forward per second"
+        yield (
+            f"speed = {speed:.4g}"
+            if speed >= SPEED_MIN
+            else "# speed = 2.1e12  # multiply-adds of a forward per second"
+        )
         seen = max((8e-6 * link.bytes_per_s for link in peer.links), default=0.0)
         up, down = 8e-6 * peer.up_bytes_per_s, 8e-6 * peer.down_bytes_per_s
         if up >= LINE_MBIT_MIN:

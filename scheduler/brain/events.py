@@ -167,7 +167,7 @@ def _on_failed(parts: Parts, peer: PeerId, event: messages.Failed, now_s: float)
     pool, settings, departures = parts.state.pool, parts.state.settings, parts.departures
     name, stage = pool.name(peer), pool.stage_of(peer)
     others = len(pool.by_stage[stage]) - 1
-    if (census := parts.state.census) is not None:  # who is not back yet counts, too
+    if (census := parts.state.census) is not None:  # a replica that is not back yet counts, too
         others = sum(at == stage for other, at in census.known.items() if other != peer)
     is_loading = parts.state.mode is Mode.LOADING
     least = max(1, settings.rebalance.min_replicas) if is_loading else 1  # a job needs this many to start

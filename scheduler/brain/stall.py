@@ -67,6 +67,11 @@ def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopp
             return None
 
 
+def as_asked(state: JobState) -> JobState | None:
+    """How a job in this state ends that stalls before its brain has heard of the order; None if there is none."""
+    return {JobState.PAUSING: JobState.PAUSED, JobState.CANCELLING: JobState.CANCELLED}.get(state)
+
+
 def is_loss(end: Stopped | Fail) -> bool:
     """Whether a job, or an island, ends as it has lost a stage: its last replica is gone, or has no memory left."""
     if isinstance(end, Fail):

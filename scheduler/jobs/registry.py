@@ -61,7 +61,7 @@ class JobRegistry:
         self._database, self._announcer, self._metrics = ports.stores.database, ports.announcer, ports.metrics
         self._wall_s, self._log = ports.wall_s, ports.log
         self._jobs: dict[JobId, Job] = {}
-        self._unstored: set[JobId] = set()  # whose newest record the database has not accepted
+        self._unstored: set[JobId] = set()  # whose newest record is not stored, as the database was away
         self.relays_here = True  # any relay of the swarm, as far as jobs know
         self.unreached: tuple[PeerId, ...] = ()  # by the scheduler
         self.logs = ports.stores.logs
@@ -196,15 +196,18 @@ class JobRegistry:
         except (DatabaseUnavailable, DatabaseRejected) as error:
             # Only commits must be durable; a state that is only in memory is better than a scheduler that ends.
             record = job.record
-            self._unstored.add(record.id)
+            if isinstance(error, DatabaseUnavailable):
+                self._unstored.add(record.id)
             self._log.error("state of job not stored", job_id=record.id, state=record.state.value, reason=error.message)
 
     async def put_again(self) -> None:
-        """Write the records that the database did not accept before."""
+        """Write the records that an earlier attempt could not, until the first that still cannot be written."""
         for name in [*self._unstored]:
             self._unstored.discard(name)
             if (job := self.get(name)) is not None:
                 await self.put(job)
+            if name in self._unstored:
+                return
 
     def changed(self, job: Job) -> None:
         """Show the job as it is now."""

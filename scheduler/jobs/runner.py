@@ -16,7 +16,7 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import EachIsland, RelaysHere, ReplicaRecord, Resumed, Start, Stop, Stored, Unreached
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
-from scheduler.brain.stall import Watchdog, resume_hint, seeking, stalled_hint, steps_lost
+from scheduler.brain.stall import Watchdog, as_asked, resume_hint, seeking, stalled_hint, steps_lost
 from scheduler.jobs.brain_settings import brain_settings
 from scheduler.jobs.driver import Begin, JobDriver, Outcome
 from scheduler.jobs.islands import Life, at_work, by_island, islands_brain, lives_of
@@ -143,8 +143,7 @@ class JobRunner:
             outcome = Outcome(
                 JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
             )
-        asked = {JobState.PAUSING: JobState.PAUSED, JobState.CANCELLING: JobState.CANCELLED}.get(job.record.state)
-        if outcome.state is JobState.STALLED and asked is not None:  # a stage was lost before the brain heard of it
+        if outcome.state is JobState.STALLED and (asked := as_asked(job.record.state)) is not None:
             outcome = replace(outcome, state=asked, reason=f"{job.record.reason}; {outcome.reason}")
         if outcome.state is JobState.STALLED:
             committed, stood_still = run.brain.counts().committed_steps, bool(outcome.error_code)

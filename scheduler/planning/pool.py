@@ -209,11 +209,8 @@ def read_pool(path: Path, text: str | None = None) -> PeerPool:
     """The pool in a file, "-" for stdin, or in the text of one; InvalidConfig names the line or cell that is wrong, and
     what to write."""
     if text is None:
-        text = (
-            sys.stdin.read().removeprefix("\ufeff")
-            if str(path) == "-"
-            else _text(path, "write it with: swarm peers pool > pool.toml")
-        )
+        text = sys.stdin.read() if str(path) == "-" else _text(path, "write it with: swarm peers pool > pool.toml")
+        text = text.removeprefix("\ufeff")
     try:
         content = _PoolFile.model_validate(tomllib.loads(text))
     except ValidationError as error:

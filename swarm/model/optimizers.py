@@ -89,9 +89,8 @@ class Optimizer:
     def restore(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Take over a parameter's state from a checkpoint; InvalidModel if it belongs to another optimizer."""
         held = self._state[name]
-        if self._training.optimizer == "sgd" and state.keys() <= {
-            "momentum"
-        }:  # a resume may switch momentum on, which begins at zero then, or off
+        # A resume may switch the momentum of SGD off, or on: then it begins at zero.
+        if self._training.optimizer == "sgd" and state.keys() <= {"momentum"}:
             state = {key: state.get(key, torch.zeros_like(tensor)) for key, tensor in held.items()}
         if held.keys() != state.keys():
             raise InvalidModel(

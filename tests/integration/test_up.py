@@ -602,7 +602,7 @@ def test_the_demo_model_replaces_nothing(tmp_path: Path) -> None:
 
 
 def test_a_job_with_narrow_places_gets_no_more_stages_than_these_allow(tmp_path: Path) -> None:
-    """Its file was refused for a key that nobody had written."""
+    """The job was refused for a number of stages that its file does not name."""
     narrow = "[model]\nconfig = { hidden_size = 16, num_hidden_layers = 4, num_attention_heads = 2 }"
     narrow += f'\nnarrow = {{ kind = "maxout", every = 2 }}\n[data]\nsource = "{tmp_path}/text.txt"\n'
     (tmp_path / "job.toml").write_text(f'name = "tiny"\n{narrow}')

@@ -16,9 +16,11 @@ import torch
 
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import JobProgress
+from scheduler.storage.checkpoints.catalog import CheckpointCatalog
 from scheduler.storage.job_record import JobRecord
+from swarm.checkpoint.reader import Checkpoint
 from swarm.errors import DatabaseUnavailable, InvalidConfig, JobFailed, NotFound
-from swarm.job.spec import parse_job
+from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.mqtt.bus import Bus
 from swarm.reference.trainer import train_local
@@ -312,3 +314,26 @@ async def test_a_state_that_the_database_refused_is_written_once_it_is_back(
     monkeypatch.setattr(desk.rig.store, "put_job", real)
     await jobs.removal.tidy_once()
     assert (await desk.rig.store.jobs())[0].state is JobState.CANCELLED
+
+
+@of_two()
+async def test_a_slow_storage_of_another_job_costs_a_running_job_no_grace(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a restarted scheduler read the other job, the stage servers of the running job were given up."""
+    other = await desk.submit()
+    await desk.rig.finished(other)
+    job = await desk.submit(desk.spec.having("training", steps=40))
+    await desk.until_step(job, 2)
+    await desk.rig.kill_scheduler()
+    real = CheckpointCatalog.newest
+
+    async def slow(catalog: CheckpointCatalog, record: JobRecord, spec: JobSpec) -> Checkpoint | None:
+        await asyncio.sleep(20.0 if record.id == other.record.id else 0.0)
+        return await real(catalog, record, spec)
+
+    monkeypatch.setattr(CheckpointCatalog, "newest", slow)
+    await desk.rig.start_scheduler()
+    again = desk.rig.jobs.registry.find(job.record.id)
+    await desk.rig.finished(again)
+    assert (again.record.state, again.record.timeline) == (JobState.SUCCEEDED, 0)

@@ -257,8 +257,8 @@ def test_behind_a_restart_no_doubted_report_fails_a_job_that_stands_at_an_exchan
     assert faults(world.history, world.shape) == []
 
 
-def test_an_island_of_which_nobody_can_come_back_is_lost_behind_a_restart_once_the_grace_is_over() -> None:
-    """It was waited for as long as for an island that is silent."""
+def test_an_island_without_stage_servers_is_lost_behind_a_restart_once_the_grace_is_over() -> None:
+    """The others waited for it as long as for a silent island."""
     world = Phased(replace(SHAPES["diloco, 2 islands, late"], steps=40, silence_s=STILL_S), 0)
     world.play_until(all_have_merged)
     for peer in of(world, 1):

@@ -16,8 +16,8 @@ AT_WORK = (JobState.LOADING, JobState.RUNNING, JobState.PAUSING, JobState.CANCEL
 
 def islands(context: typer.Context, job: JobName) -> None:
     """Show what each island of a job does and waits for: itself (training), the others (waiting), the exchange between
-    all of them (exchanging), evaluations (evaluating), or to begin anew (lost). An exchange was made without a
-    late one.
+    all of them (exchanging), evaluations (evaluating), or to begin anew (lost). The others have exchanged without
+    a late island.
 
     REPLICAS are those of each stage, MICROBATCHES how many of a step the island trains, SPEED how many its slowest
     stage can do in a second.

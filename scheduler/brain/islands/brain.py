@@ -302,9 +302,9 @@ class IslandsBrain:
         self._roster.lost = {island: each.absent for island, one in enumerate(each.begins) if one is None}
         committed = {n: one.committed for n, one in enumerate(each.begins) if isinstance(one, inputs.Resumed)}
         self._outer.resume(each.exchanges, committed, now_s)
-        made, late = None if self.courses[0].streams else self._outer.made, {*self._roster.late}
-        late = late if made is not None else set()
-        # Who was late in it never has the outer weights behind it.
+        made = None if self.courses[0].streams else self._outer.made
+        late = {*self._roster.late} if made is not None else set[int]()
+        # An island that was late in the newest exchange never holds the outer weights behind it.
         able = [island for island in self.present if made is None or self.timelines[island] not in made.late]
         self._evaluator = min(able or self.present)
         decided = list[Output]()

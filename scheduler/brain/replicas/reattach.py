@@ -121,7 +121,7 @@ class Reattach:
         newest = progress.committed + self._state.settings.staleness if census.doubted else census.last_step()
         for step in range(progress.committed, min(self._state.settings.steps, newest + 1)):
             if self._state.course.is_outer(step):
-                break  # nobody has begun what comes behind
+                break  # no replica has begun a step behind an exchange
             run = progress.begin(step)
             self._state.ledger.adopt(step, census.cells(step), now_s)
             for peer in sorted(census.doubted):  # it may have added what is not counted

@@ -20,7 +20,7 @@ class RestartCensus:
     def __init__(self, known: Mapping[PeerId, int], now_s: float, grace_s: float) -> None:
         self.known = known  # the stage that each peer served before
         self.deadline_s, self._grace_s = now_s + grace_s, grace_s
-        self.is_heard = not known  # then nobody is to come back
+        self.is_heard = not known  # no peer is awaited then
         self.hellos: dict[PeerId, Hello] = {}
         self.doubted: set[PeerId] = set()  # reported cells without a stamp as well
         self._awaited = set(known)

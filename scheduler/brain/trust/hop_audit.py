@@ -271,7 +271,7 @@ class HopAudit(ReplicaAudit):
                     return []
                 if self._state.progress.runs[hop.step].can_be_redone:
                     return []  # the neighbours are not known yet
-                self._leave_unchecked(inquiry)  # nobody routes a decided step any more
+                self._leave_unchecked(inquiry)  # a decided step is not routed again
             case InquiryState.ALIKE:
                 self._strikes.counts[case.holder] += 1
             case InquiryState.ODD:

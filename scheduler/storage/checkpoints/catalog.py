@@ -155,9 +155,7 @@ class CheckpointCatalog:
         place = await run_blocking(self.executor, lambda: self.storage(spec, record.id))
         is_gone = isinstance(place, LocalStorage) and not await run_blocking(self.executor, place.root.is_dir)
         if is_gone or known is not None:
-            told = (
-                f"{place.where} is not there" if is_gone or known is None else f"{known.name} is not at {place.where}"
-            )
+            told = f"{place.where} is not there" if is_gone else f"{known and known.name} is not at {place.where}"
             hint = f"is its disk mounted? To begin anew: swarm cancel {record.id}, swarm resume {record.id} --from 0"
             raise StorageError(told, hint=hint)
 

@@ -41,7 +41,7 @@ def test_a_replica_that_fails_first_ends_no_job_whose_others_are_still_to_come_b
 
 
 def test_no_digest_is_outvoted_before_all_are_back() -> None:
-    """Of three replicas two were back, with one digest each, and the job failed for want of a majority."""
+    """Two of three replicas were back, each with another digest. The job failed, as there was no majority."""
     swarm = restarted(E)
     dials(swarm, A, digest="odd")
     for peer in (B, C, D, E):
@@ -91,8 +91,8 @@ def test_a_decided_step_that_begins_over_leaves_no_microbatch_to_a_peer_that_is_
     assert swarm.brain.mode is Mode.RUNNING
 
 
-def test_a_decided_step_does_not_wait_for_a_check_whose_neighbours_nobody_will_know() -> None:
-    """It waited for ever for a spot check by nobody."""
+def test_a_decided_step_does_not_wait_for_a_check_that_no_replica_can_be_asked_for() -> None:
+    """The step waited for ever for a spot check that no replica was asked for."""
     peers = dict.fromkeys((A, B, E), 0) | dict.fromkeys((C, D, G), 1)
     swarm = Swarm.loaded(peers, steps=3, microbatches=2, recover=True, spot_check=1.0)
     routes = {route.microbatch.index: route for _, route in swarm.pop(Route)}

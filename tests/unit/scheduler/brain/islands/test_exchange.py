@@ -569,10 +569,10 @@ def test_an_island_that_was_late_is_owed_until_the_closing_merge_of_its_fragment
     """It was forgotten where six exchanges lay between, so its last proposal counted with too few tokens."""
     brain = begun_world(Shape(steps=steps, lease=32, fragments=4, overlap=1)).brain
     outer, late = brain._outer, brain.timelines[1]
-    every = brain.courses[0].outer
+    merges = brain.courses[0].outer
     for fragment in range(4):
-        *_, newest, closing = (one for one in every if one.fragment == fragment)
-        for one in every[: every.index(closing)]:
-            outer._newest.append(Exchanged(one.step, (), False, 0.0, late=(late,) if one == newest else ()))
+        *_, newest, closing = (merge for merge in merges if merge.fragment == fragment)
+        for merge in merges[: merges.index(closing)]:
+            outer._newest.append(Exchanged(merge.step, (), False, 0.0, late=(late,) if merge == newest else ()))
         assert [*outer.owed(fragment)] == [1]
         outer._newest.clear()
